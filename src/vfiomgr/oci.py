@@ -17,7 +17,8 @@ from vfiomgr.containers.oci.nodes import read_node
 from vfiomgr.documents.difference import unified
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
-from vfiomgr.guests.device import DeviceRequest, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.host.rewrite import read_own, rewrite_own
 from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.paths import HostPath
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.oci.edit import Edit
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
     from vfiomgr.documents.json_text import JsonDocument
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

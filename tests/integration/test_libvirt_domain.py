@@ -20,7 +20,7 @@ from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal
-from vfiomgr.guests.device import AttachOptions, DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk
 from vfiomgr.libvirt.model import DOMAIN_IOMMUFD

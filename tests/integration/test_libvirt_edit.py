@@ -15,7 +15,8 @@ from tests.integration.test_libvirt_xml import SCHEMA
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domain_texts import RECORDED
 from vfiomgr.documents.xml_text import read_document
-from vfiomgr.guests.device import DeviceRequest, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.libvirt.attach.domain_edit import plan_additions
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.xml import render

@@ -18,7 +18,7 @@ from vfiomgr.libvirt.xml import render
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
 
 NEWEST = Version(12, 8)
 
@@ -30,12 +30,12 @@ def schema() -> etree.RelaxNG:
     return etree.RelaxNG(etree.parse(str(place)))
 
 
-def arm_guest(*names: str, **changes: Any) -> GuestPlan:
+def arm_guest(*names: str, **changes: Any) -> DomainPlan:
     devices = tuple(parse_device(name, has_iommufd=True) for name in names)
     return planned(devices=devices, host=grace(), libvirt=NEWEST, **changes)
 
 
-def pc_with_token() -> GuestPlan:
+def pc_with_token() -> DomainPlan:
     host = grace()
     known = (*host.devices, OWNER, MEMBER)
     pc = replace(host, devices=known, architecture="x86_64")
@@ -44,7 +44,7 @@ def pc_with_token() -> GuestPlan:
     )
 
 
-def pc_with_teaming() -> GuestPlan:
+def pc_with_teaming() -> DomainPlan:
     team = parse_network("default,model=virtio,alias=ua-net0,mac=52:54:00:12:34:56")
     device = parse_device(f"{VF},teaming=ua-net0")
     host = two_sockets(replace(OWNER, driver="mlx5_core"), MEMBER)

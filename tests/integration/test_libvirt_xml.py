@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
-from vfiomgr.guests.device import AttachOptions
-from vfiomgr.libvirt.model import NO_ROM
+from vfiomgr.guests.model import NO_ROM, AttachOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:

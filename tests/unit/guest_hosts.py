@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.guests.device import DeviceRequest
+from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.libvirt.build.model import DomainRequest
-from vfiomgr.libvirt.build.plan import plan_guest
+from vfiomgr.libvirt.build.plan import plan_domain
 from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode
 from vfiomgr.pci.model import Bar
 from vfiomgr.units import GIB, Version
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -78,6 +78,6 @@ def planned(
     libvirt: Version = OLD,
     qemu: Version | None = None,
     **changes: Any,
-) -> GuestPlan:
+) -> DomainPlan:
     """The plan of a wanted."""
-    return plan_guest(host or two_sockets(), wanted(*names, **changes), libvirt, qemu)
+    return plan_domain(host or two_sockets(), wanted(*names, **changes), libvirt, qemu)

@@ -1,4 +1,4 @@
-"""Host devices to assign to a guest, and their options."""
+"""Which functions of the host become one device of a guest."""
 
 from __future__ import annotations
 
@@ -10,105 +10,21 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestDevice
 from vfiomgr.passthrough.guards import bridge
-from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.named import find_device
-from vfiomgr.value import Value
-from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-
-
-class AttachOptions(Value):
-    """How a device is assigned to a guest."""
-
-    is_managed: bool = False
-    """Whether libvirt binds and unbinds it."""
-    display: bool = False
-    """Whether QEMU shows the vGPU's own display."""
-    ramfb: bool = False
-    """Whether QEMU shows a boot framebuffer until the guest's driver is loaded."""
-    rom: str | None = None
-    """An absolute path, or NO_ROM."""
-    boot_order: int | None = None
-    driver_model: str | None = None
-    """The VFIO driver that libvirt binds the device to."""
-    has_iommufd: bool = False
-    """Whether QEMU opens the device through /dev/iommu."""
-    is_unassigned: bool = False
-    """Whether libvirt detaches the device from the host without assigning it to the guest."""
-    acpi_nodes: str | None = None
-    """NUMA cells of the guest for the device's own memory: `1-8`."""
-    has_vga: bool = False
-    """Whether the device handles the legacy VGA addresses, for SeaBIOS."""
-    subsystem: str | None = None
-    """The subsystem ID that the guest sees, `17aa:3aff`, if a driver requires it."""
-    partner: str | None = None
-    """The alias of the virtio interface that replaces it during a migration."""
-    vf_token: str | None = None
-    """The UUID that users of a physical function on VFIO and of its virtual functions share."""
-    ats: str | None = None
-    """Whether the guest sees its ATS: `on` or `off`; None if the kernel decides."""
-
-
-class DeviceRequest(Value):
-    """A host device by address or UUID, as the user wrote it."""
-
-    name: str
-    options: AttachOptions = AttachOptions()
-    is_alone: bool = False
-    """Whether the other functions of its slot are excluded."""
+    from vfiomgr.vgpu.model import Vgpu
 
 
 _UUID = expression(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
-"""The hostdev models of libvirt for mediated devices, by device API."""
-
-
-class GuestDevice(Value):
-    """One device of a guest; a mediated device has no `functions`."""
-
-    functions: tuple[PciDevice, ...]
-    vgpu: Vgpu | None
-    model: str | None
-    """The hostdev model of a mediated device."""
-    options: AttachOptions
-    is_vendor_function: bool
-    """Whether it is a vGPU that stays on its vendor's driver."""
-    numa_node: int | None
-    root_complex: str | None
-    """`pci0000:40`; None if the parent is not a PCI function."""
-    iommu_group: int | None
-    has_groups: bool = True
-    """Whether the kernel has a node for its IOMMU group (CONFIG_VFIO_GROUP)."""
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether the guest sees the device, not only the domain."""
-        return not self.options.is_unassigned
-
-    @property
-    def name(self) -> str:
-        """The address of its first function, or the UUID."""
-        return str(self.functions[0].address) if self.functions else self.vgpu_uuid
-
-    @property
-    def vgpu_uuid(self) -> str:
-        """The UUID of a mediated device."""
-        return (self.vgpu.uuid if self.vgpu is not None else None) or ""
-
-    @property
-    def function_names(self) -> tuple[str, ...]:
-        """The addresses of its functions, or the UUID."""
-        return tuple(str(device.address) for device in self.functions) or (self.vgpu_uuid,)
-
-    @property
-    def names(self) -> str:
-        """All of its functions, or the UUID."""
-        return ", ".join(self.function_names)
+DEVICE_APIS = ("vfio-pci", "vfio-ap", "vfio-ccw")
+"""The device APIs of mediated devices that QEMU has a device for."""
 
 
 def is_uuid(text: str) -> bool:
@@ -121,7 +37,7 @@ def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[Gue
 
     Raises:
         UnknownDevice: the device or vGPU is not found.
-        Refusal: it is a bridge, or a vGPU that libvirt does not support.
+        Refusal: it is a bridge, or a vGPU that QEMU does not support.
         UsageError: it is named twice with different options.
 
     """
@@ -220,9 +136,9 @@ def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         message = f"active vGPU not found: {request.name}"
         raise UnknownDevice(message, "list the active vGPUs with: vfiomgr vgpu list")
     model = device_api(host, vgpu)
-    if model not in HOSTDEV_MODELS:
-        message = f"libvirt does not support the device API {model!r} of vGPU {vgpu.uuid}"
-        raise UsageError(message, f"libvirt supports {', '.join(HOSTDEV_MODELS)}")
+    if model not in DEVICE_APIS:
+        message = f"QEMU does not support the device API {model!r} of vGPU {vgpu.uuid}"
+        raise UsageError(message, f"QEMU supports {', '.join(DEVICE_APIS)}")
     parent = host.device_named(vgpu.parent)
     node = vgpu.numa_node if parent is None else parent.numa_node
     return GuestDevice(

@@ -14,8 +14,8 @@ from vfiomgr.containers.oci import nodes as oci_nodes
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.device import DeviceRequest
 from vfiomgr.guests.device import units_of as guest_devices
+from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.errors import Refusal
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.kata.model import KataInstallation, RuntimeName
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.pci.model import PciDevice

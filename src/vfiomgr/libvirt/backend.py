@@ -1,115 +1,37 @@
-"""The VFIO backend of new hostdevs: iommufd where kernel, libvirt and QEMU have it.
-
-Kernels since 6.6 have /dev/iommu (CONFIG_IOMMUFD) and one device node per function
-(CONFIG_VFIO_DEVICE_CDEV). QEMU cannot map BARs of other devices through iommufd, so devices of a
-guest cannot reach each other's memory (P2P DMA in docs/devel/vfio-iommufd.rst of QEMU).
-"""
+"""The VFIO backend of new hostdevs: iommufd where kernel, libvirt and QEMU have it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
-from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
-from vfiomgr.pci.iommu import read_vfio_state
-from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
-from vfiomgr.value import Value
+from msgspec.structs import replace
+
+from vfiomgr.guests.iommufd import NO_BACKEND, backend_for, is_supported_by_kernel
+from vfiomgr.libvirt.model import IOMMUFD
+from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.iommufd import VfioBackend
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.versions import Versions
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-
-_DEV = HostPath("/dev")
-_OPT_OUT = "--no-iommufd"
-FEWEST_PEERS = 2
-"""Devices from which on one can reach the memory of another."""
-
-
-class Backend(Value):
-    """Whether devices use iommufd, and the reason."""
-
-    has_iommufd: bool
-    why: str = ""
-
-
-NO_BACKEND = Backend(has_iommufd=False)
-"""No choice: a user made it, or iommufd is not possible."""
 
 
 def choose(
     host: HostSource, seen: HostSnapshot, units: Sequence[GuestDevice], versions: Versions
-) -> Backend:
+) -> VfioBackend:
     """Choose the backend of the devices; programs are asked only if the kernel has iommufd."""
-    given = [unit for unit in units if unit.is_seen]
-    functions = [function for unit in given for function in unit.functions]
-    if not all(unit.functions for unit in given) or not _has_kernel(host, seen, functions):
+    if not is_supported_by_kernel(host, seen, units):
         return NO_BACKEND
     release = versions.known_libvirt
     if release is None or not IOMMUFD.is_in(release):
         return NO_BACKEND
-    program = versions.known_qemu
-    if program is None:
-        why = "using VFIO groups: QEMU's version is unknown (set --qemu-version)"
-        return Backend(has_iommufd=False, why=why)
-    if program < QEMU_IOMMUFD:
-        return NO_BACKEND
-    peers = [unit for unit in given if any(map(is_peer, unit.functions))]
-    if len(peers) >= FEWEST_PEERS:
-        shown = ", ".join(unit.name for unit in peers)
-        why = f"using VFIO groups: with iommufd {shown} could not access each other's memory"
-        return Backend(has_iommufd=False, why=f"{why} (PCI P2P DMA); --iommufd overrides this")
-    why = f"using iommufd: {IOMMU_NODE}, libvirt {release} and QEMU {program} support it"
-    if versions.is_elsewhere and host.snapshot is None:
+    support = f"{IOMMU_NODE}, libvirt {release} and"
+    backend = backend_for(units, versions.known_qemu, support)
+    if backend.has_iommufd and versions.is_elsewhere and host.snapshot is None:
         why = f"using iommufd: the kernel of the other host needs {IOMMU_NODE}, which this host has"
-    return Backend(has_iommufd=True, why=f"{why} ({_OPT_OUT} for VFIO groups)")
-
-
-def is_peer(function: PciDevice) -> bool:
-    """Whether it may use P2P DMA with others: GPUs, accelerators, network adapters."""
-    is_network = function.class_code.startswith(CLASS_NETWORK)
-    return function.is_graphics_or_accelerator or is_network
-
-
-def _has_kernel(host: HostSource, seen: HostSnapshot, functions: Sequence[PciDevice]) -> bool:
-    """Whether the kernel has /dev/iommu, and a device node for each of the functions."""
-    if not functions or not has_iommu(host, seen):
-        return False
-    bound = [f for f in functions if is_vfio_driver(f.driver) or f.vfio_device is not None]
-    if not all(function.vfio_cdev for function in bound):
-        return False
-    return len(bound) == len(functions) or has_cdevs(host, seen)
-
-
-def has_iommu(host: HostSource, seen: HostSnapshot) -> bool | None:
-    """Whether the kernel has /dev/iommu; None if this is unknown: a recording without /dev."""
-    if host.snapshot is not None:
-        facts = seen.readiness
-        return facts.has_node(IOMMU_NODE) if facts is not None and facts.has_dev else None
-    if not host.tree.exists(IOMMU_NODE):
-        return False if host.tree.children(_DEV) else None
-    from vfiomgr.check.facts import has_node  # noqa: PLC0415 - most hosts do not need it
-
-    return has_node(host.tree, IOMMU_NODE)
-
-
-def has_cdevs(host: HostSource, seen: HostSnapshot) -> bool:
-    """Whether the kernel has a device node of VFIO, or was built with them."""
-    if host.snapshot is not None:
-        from vfiomgr.check.platform_rules import cdev_evidence  # noqa: PLC0415 - for snapshots
-
-        return seen.readiness is not None and any(cdev_evidence(seen, seen.readiness))
-    if host.tree.children(VFIO_CDEVS):
-        return True
-    shown = read_vfio_state(host.tree).has_cdevs
-    if shown is not None:
-        return shown
-    from vfiomgr.check.facts import read_config  # noqa: PLC0415 - few hosts need it
-
-    release = host.tree.read(HostPath("/proc/sys/kernel/osrelease"))
-    _, config = read_config(host.tree, release)
-    return config.get("VFIO_DEVICE_CDEV") == "y"
+        return replace(backend, why=f"{why} (--no-iommufd for VFIO groups)")
+    return backend

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
+from vfiomgr.guests.model import GuestAddress, NumaCell, QemuProperty
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
 
 OWN_ALIAS = expression(r"ua-[A-Za-z0-9_-]+")
 """An alias that libvirt keeps: others are replaced by its own (virDomainDeviceInfoParseXML)."""
-NO_ROM = "off"
-"""As the path of an option ROM: the guest sees no ROM."""
-
-
-class GuestAddress(Value, order=True):
-    """Where a function sits in the guest; `bus` is the index of a PCI controller."""
-
-    bus: int
-    slot: int
-    function: int
-    multifunction: bool = False
-    domain: int = 0
-
-    @property
-    def device(self) -> tuple[int, int, int]:
-        """Domain, bus and slot, which all functions of one device share."""
-        return (self.domain, self.bus, self.slot)
 
 
 class DomainHostdev(Value):
@@ -96,14 +80,6 @@ class TeamedInterface(Value):
     line: int
 
 
-class QemuProperty(Value):
-    """A property of QEMU's device for which libvirt has no element (`<qemu:override>`)."""
-
-    name: str
-    type: Literal["bool", "unsigned", "string"]
-    value: str
-
-
 class GuestHostdev(Value):
     """A host device with its place in the guest; `title` is its name in pci.ids."""
 
@@ -137,14 +113,6 @@ class PciController(Value):
     hole64_kib: int | None = None
     reserve_kib: int | None = None
     """`<target memReserve>`: the memory window that firmware keeps behind a free port."""
-
-
-class NumaCell(Value):
-    """A NUMA node of the guest."""
-
-    number: int
-    memory_bytes: int
-    cpus: frozenset[int] = frozenset()
 
 
 class DomainMemory(Value):
@@ -395,17 +363,6 @@ SMMU_ACCEL = Feature("accel='on' of <iommu model='smmuv3'>", Version(12, 7))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
 DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
 
-OTHER_KERNEL = "boot a kernel with CONFIG_VFIO_GROUP"
-"""The remedy on a kernel without VFIO groups for what only works with them."""
-
 MDEV_NEEDS_GROUPS = "libvirt passes mediated devices to QEMU only by VFIO groups"
 """libvirt 12.8: <driver> is only for PCI devices (hostdevsubsysmdev in domaincommon.rng), and
 <iommufd> of a domain does not change the command line of a mediated device."""
-
-QEMU_IOMMUFD = Version(9, 0)
-"""The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""
-
-
-def lacks_iommufd(qemu: Version | None) -> bool:
-    """Whether that QEMU is known to lack iommufd; false if it is unknown."""
-    return qemu is not None and qemu < QEMU_IOMMUFD

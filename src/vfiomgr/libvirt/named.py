@@ -9,13 +9,16 @@ from msgspec.structs import replace
 from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
-from vfiomgr.guests.device import DeviceRequest, GuestDevice, units_of
-from vfiomgr.libvirt import build
-from vfiomgr.libvirt.backend import NO_BACKEND, choose, has_iommu
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu
+from vfiomgr.guests.model import DeviceRequest, GuestDevice
+from vfiomgr.guests.options import depends_on_qemu
+from vfiomgr.libvirt.backend import choose
 from vfiomgr.libvirt.build import teaming, vf_token
-from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, depends_on_qemu, places
+from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
+from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, attach_options, request_of
-from vfiomgr.libvirt.model import OTHER_KERNEL
+from vfiomgr.libvirt.build.plan import plan_domain
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
@@ -25,8 +28,8 @@ from vfiomgr.pci.model import device_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from vfiomgr.libvirt.backend import Backend
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.guests.iommufd import VfioBackend
+    from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
@@ -70,7 +73,7 @@ def _backend(
     units: Sequence[GuestDevice],
     *,
     asked: bool | None,
-) -> Backend:
+) -> VfioBackend:
     """Choose the VFIO backend of new hostdevs and note the reason, unless a user chose it.
 
     Raises:
@@ -232,7 +235,7 @@ def domain_xml(
 
 def planned_domain(
     host: HostSource, name: str, versions: Versions, options: DomainOptions
-) -> GuestPlan:
+) -> DomainPlan:
     """Plan a domain; print the notes.
 
     Raises:
@@ -241,7 +244,7 @@ def planned_domain(
     """
     request = request_of(name, options)
     is_confidential = request.launch_security is not None
-    has_vt_d = request.viommu == "intel" or request.vcpus > build.numa.MOST_WITHOUT_EIM
+    has_vt_d = request.viommu == "intel" or request.vcpus > MOST_WITHOUT_EIM
     own_kvm = is_confidential and not versions.is_elsewhere
     seen = host.scan(with_guests=own_kvm, with_readiness=has_vt_d)
     libvirt = versions.libvirt
@@ -249,10 +252,10 @@ def planned_domain(
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
-    depends = is_confidential or request.vcpus > build.numa.MOST_WITHOUT_EIM
+    depends = is_confidential or request.vcpus > MOST_WITHOUT_EIM
     units = units_of(seen, request.devices)
     depends = depends or any(map(depends_on_qemu, units))
-    plan = build.plan_guest(seen, request, libvirt, versions.qemu if depends else None)
+    plan = plan_domain(seen, request, libvirt, versions.qemu if depends else None)
     require_iommu(host, seen, versions, units)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:

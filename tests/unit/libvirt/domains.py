@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.guests.device import AttachOptions, DeviceRequest, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestAddress
 from vfiomgr.libvirt.build.hostdevs import places
 from vfiomgr.libvirt.model import (
     Domain,
     DomainCpu,
     DomainHostdev,
     DomainMemory,
-    GuestAddress,
     Hypervisor,
     KnownDomain,
     PciController,

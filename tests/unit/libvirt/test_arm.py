@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of
 from tests.unit.guest_hosts import GPU, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.guests.device import AttachOptions, DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device, request_of
 from vfiomgr.libvirt.xml import render

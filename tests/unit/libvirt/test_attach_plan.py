@@ -13,6 +13,7 @@ from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_h
 from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.guests.model import GuestAddress
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.plan import (
     AttachPlan,
@@ -21,7 +22,7 @@ from vfiomgr.libvirt.attach.plan import (
     plan_detach,
     usual_scope,
 )
-from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, GuestAddress, PciController
+from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress

@@ -12,23 +12,23 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.guests.device import AttachOptions, DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestAddress
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, Version
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.libvirt.model import PciController
 
 
-def guests(plan: GuestPlan) -> dict[str, GuestAddress | None]:
+def guests(plan: DomainPlan) -> dict[str, GuestAddress | None]:
     return {planned.device.name: planned.device.guest for planned in plan.hostdevs}
 
 
-def controllers(plan: GuestPlan, model: str) -> list[PciController]:
+def controllers(plan: DomainPlan, model: str) -> list[PciController]:
     return [controller for controller in plan.controllers if controller.model == model]
 
 
@@ -41,7 +41,7 @@ def test_devices_of_one_place_sit_on_the_guests_own_root() -> None:
     assert controllers(plan, EXPANDER) == []
     ports = controllers(plan, ROOT_PORT)
     assert [port.index for port in ports] == [1, 2, 3, 4], "device, USB, two that are free"
-    assert "IOMMU group 10" in plan.why("controller 1")
+    assert "IOMMU group 10" in plan.why("bus 1")
 
 
 def test_each_emulated_device_has_a_port_and_the_spare_ones_stay_free() -> None:
@@ -67,9 +67,7 @@ def test_each_root_complex_and_node_has_an_expander() -> None:
     assert [port.guest for port in ports] == [
         *[GuestAddress(6, 0, 0), GuestAddress(8, 0, 0), GuestAddress(10, 0, 0)]
     ]
-    assert plan.why("controller 10") == (
-        "pci0000:c9, NUMA node 1, like 0000:ca:00.0 (numa_node in sysfs)"
-    )
+    assert plan.why("bus 10") == ("pci0000:c9, NUMA node 1, like 0000:ca:00.0 (numa_node in sysfs)")
 
 
 def test_devices_of_one_place_share_an_expander_that_has_bus_numbers_for_all() -> None:
@@ -113,7 +111,7 @@ def test_behind_a_virtual_iommu_a_group_shares_a_bridge() -> None:
         "0000:18:00.0": GuestAddress(2, 2, 0),
         NEAR: GuestAddress(3, 0, 0),
     }
-    assert "IOMMU group 10" in plan.why("controller 2")
+    assert "IOMMU group 10" in plan.why("bus 2")
     (note,) = plan.notes
     assert f"{GPU}, {AUDIO}, 0000:18:00.0 share an IOMMU group" in note
     assert note.endswith(f"--device {GPU},only")
@@ -233,7 +231,7 @@ def test_free_ports_have_memory_for_the_other_gpus_of_the_host() -> None:
     plan = planned(NEAR, numa="off", spare_ports=2, libvirt=Version(10, 3))
     ports = controllers(plan, ROOT_PORT)
     assert [port.reserve_kib for port in ports] == [None, None, 32768, 32768]
-    assert "32-bit memory for the largest GPU" in plan.why(f"controller {ports[-1].index}")
+    assert "32-bit memory for the largest GPU" in plan.why(f"bus {ports[-1].index}")
     text = render.domain(plan)
     assert text.count("<target memReserve='32768'/>") == 2
     read = read_domain(text.encode(), "guest").controllers
@@ -260,21 +258,21 @@ def test_a_machine_has_so_many_cpus(qemu: Version, most: int) -> None:
 def test_what_is_locked_is_foretold() -> None:
     assert planned(GPU).memory.locked_bytes == 65 * GIB
     assert planned().memory.locked_bytes == 0
-    behind = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 7)).memory
-    assert (behind.locked_bytes, behind.hard_limit_bytes) == (3 * 64 * GIB + GIB, None)
+    behind = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 7))
+    assert (behind.memory.locked_bytes, behind.hard_limit_bytes) == (3 * 64 * GIB + GIB, None)
     old = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 6))
-    assert old.memory.hard_limit_bytes == 3 * 64 * GIB + GIB, "8.6 counts one device"
+    assert old.hard_limit_bytes == 3 * 64 * GIB + GIB, "8.6 counts one device"
     assert "; libvirt 8.6.0 would only allow for one device" in old.why("memtune")
     locked = planned(GPU, NEAR, viommu="intel", libvirt=Version(8, 6), is_locked=True)
-    assert locked.memory.hard_limit_bytes is None
+    assert locked.hard_limit_bytes is None
 
 
 def test_a_hard_limit_is_never_below_what_is_locked() -> None:
-    assert planned(GPU, hard_limit_bytes=65 * GIB).memory.hard_limit_bytes == 65 * GIB
+    assert planned(GPU, hard_limit_bytes=65 * GIB).hard_limit_bytes == 65 * GIB
     with pytest.raises(Refusal, match="is less than VFIO needs:") as refused:
         planned(GPU, hard_limit_bytes=64 * GIB)
     assert refused.value.hint == "pass --hard-limit 65G, or omit it: libvirt then sets the limit"
-    assert planned(hard_limit_bytes=GIB).memory.hard_limit_bytes == GIB
+    assert planned(hard_limit_bytes=GIB).hard_limit_bytes == GIB
 
 
 def test_iommufd_is_of_the_domain_where_libvirt_has_that() -> None:
@@ -346,8 +344,8 @@ def test_a_plan_tells_of_each_device_why() -> None:
     plan = planned(
         GPU, devices=(DeviceRequest(GPU, AttachOptions(is_managed=True)), DeviceRequest(FAR))
     )
-    assert "libvirt binds it" in plan.why(f"hostdev {GPU}")
-    assert plan.why(f"hostdev {FAR}") == f"bound by vfiomgr: vfiomgr bind {FAR}"
+    assert "libvirt binds it" in plan.why(f"device {GPU}")
+    assert plan.why(f"device {FAR}") == f"bound by vfiomgr: vfiomgr bind {FAR}"
     assert plan.why("nothing") == ""
 
 
@@ -359,9 +357,7 @@ def test_a_function_alone_goes_without_its_slot() -> None:
 
 def test_another_architecture_is_refused_by_name() -> None:
     assert planned(GPU, host=replace(two_sockets(), architecture="x86_64"))
-    with pytest.raises(
-        Refusal, match="cannot write a complete domain for ppc64le: only"
-    ) as refused:
+    with pytest.raises(Refusal, match="cannot plan a guest for ppc64le: only") as refused:
         planned(GPU, host=replace(two_sockets(), architecture="ppc64le"))
     assert "vfiomgr libvirt edit FILE --add" in refused.value.hint
 
@@ -380,7 +376,7 @@ def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None
     text = render.domain(plan)
     assert text.count("<address type='unassigned'/>") == 1
     assert "unassigned: bound for its IOMMU group, but not given to the guest" in plan.why(
-        f"hostdev {NEAR}"
+        f"device {NEAR}"
     )
     with pytest.raises(UsageError, match="the guest has no such boot device: --boot"):
         planned(devices=(DeviceRequest(GPU), kept), boot=(NEAR,))

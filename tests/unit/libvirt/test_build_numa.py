@@ -13,18 +13,18 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, no
 from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.device import units_of
-from vfiomgr.libvirt.build.limits import ovmf_window
+from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.memory import HostTopology, bar_window
 from vfiomgr.units import GIB, Version
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
 
 TIB = 1 << 40
 
 
-def cells(plan: GuestPlan) -> list[tuple[int, int, list[int]]]:
+def cells(plan: DomainPlan) -> list[tuple[int, int, list[int]]]:
     """Host node, GiB and virtual CPUs of each cell."""
     return [
         (entry.host_node, entry.cell.memory_bytes // GIB, sorted(entry.cell.cpus))
@@ -39,10 +39,10 @@ def test_devices_of_one_node_take_the_guest_there_whole() -> None:
     near = (*range(1, 8), *range(9, 16))
     assert plan.cpus.pins == tuple((vcpu, near) for vcpu in range(8)), "0 and 8 are the host's"
     assert plan.cpus.emulator == near
-    assert plan.why("numatune") == (
+    assert plan.why("nodes") == (
         "0000:17:00.0, 0000:31:00.0 at NUMA node 0: 200 GiB free of 256 GiB"
     )
-    assert "CPUs 0,8,16-31 remain for the host" in plan.why("cputune")
+    assert "CPUs 0,8,16-31 remain for the host" in plan.why("pins")
 
 
 def test_devices_of_two_nodes_make_two_cells() -> None:

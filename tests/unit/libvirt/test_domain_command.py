@@ -15,7 +15,7 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.device import AttachOptions, DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
 from vfiomgr.pci.memory import HostTopology, NumaNode
@@ -142,7 +142,7 @@ def test_the_document_has_the_plan_and_its_reasons(run: Run, servers: tuple[str,
     document = json.loads(run(*options, "--device", GPU, "--format", "json").stdout)
     assert (document["kind"], document["libvirt_version"]) == ("DomainPlan", "9.0.0")
     assert document["xml"].startswith("<domain type='kvm'>")
-    assert {"part": "hostdev 0000:17:00.0", "text": f"bound by vfiomgr: vfiomgr bind {GPU}"} in (
+    assert {"part": "device 0000:17:00.0", "text": f"bound by vfiomgr: vfiomgr bind {GPU}"} in (
         document["plan"]["reasons"]
     )
     assert document["plan"]["memory"]["locked_bytes"] == 2 * GIB

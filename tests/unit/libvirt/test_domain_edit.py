@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
-from vfiomgr.guests.device import AttachOptions
+from vfiomgr.guests.model import AttachOptions, GuestAddress
 from vfiomgr.libvirt.attach.claims import is_express
 from vfiomgr.libvirt.attach.domain_edit import (
     Additions,
@@ -18,7 +18,6 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.model import GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
-from vfiomgr.guests.device import AttachOptions, DeviceRequest, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import NO_ROM, AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.hostdevs import check
-from vfiomgr.libvirt.model import NO_ROM
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
@@ -225,16 +225,16 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
         (UUID, AttachOptions(has_vga=True), "cannot set legacy VGA"),
         (UUID, AttachOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
         (UUID, AttachOptions(partner="ua-net0"), "cannot set teaming"),
-        (UUID, AttachOptions(boot_order=1), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(boot_order=1), ": only PCI functions support this"),
         (UUID, AttachOptions(ramfb=True, boot_order=1), "cannot set a boot order"),
-        (UUID, AttachOptions(is_managed=True), ": libvirt supports this only for PCI functions"),
-        (UUID, AttachOptions(rom="/gpu.rom"), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(is_managed=True), ": only PCI functions support this"),
+        (UUID, AttachOptions(rom="/gpu.rom"), ": only PCI functions support this"),
         (
             UUID,
             AttachOptions(driver_model="x"),
-            ": libvirt supports this only for PCI functions",
+            ": only PCI functions support this",
         ),
-        (UUID, AttachOptions(has_iommufd=True), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(has_iommufd=True), ": libvirt passes mediated devices"),
     ],
 )
 def test_options_that_exclude_each_other(name: str, options: AttachOptions, words: str) -> None:
@@ -247,5 +247,5 @@ def test_options_that_exclude_each_other(name: str, options: AttachOptions, word
 def test_a_domain_has_one_ramfb() -> None:
     host = replace(with_api(None), devices=host_of(GPU).devices)
     wanted = [DeviceRequest(name, AttachOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
-    with pytest.raises(UsageError, match="devices: a domain can have one"):
+    with pytest.raises(UsageError, match="devices: a guest can have one"):
         check(units_of(host, wanted), lambda: Version(12, 1), lambda: None)

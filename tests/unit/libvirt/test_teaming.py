@@ -22,7 +22,7 @@ from vfiomgr.units import Version
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
 
 MAC = "52:54:00:12:34:56"
 TEAM = f"default,model=virtio,alias=ua-net0,mac={MAC}"
@@ -31,7 +31,7 @@ NIC = "0000:05:00.0"
 VIRTUAL = "0000:05:10.0"
 
 
-def guest(*devices: str, networks: tuple[str, ...] = (TEAM,), **changes: Any) -> GuestPlan:
+def guest(*devices: str, networks: tuple[str, ...] = (TEAM,), **changes: Any) -> DomainPlan:
     known = two_sockets(ETHERNET, MEMBER, function("0000:71:00.0", class_code="030000"))
     return planned(
         devices=tuple(map(parse_device, devices)),

@@ -13,7 +13,7 @@ from tests.unit.libvirt.domain_texts import RECORDED, domain_texts
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.documents.xml_text import Document, Element, read_document
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.guests.device import AttachOptions
+from vfiomgr.guests.model import AttachOptions
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.vgpu.model import Vgpu

@@ -3,14 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.libvirt.model import (
-    Domain,
-    DomainHostdev,
-    DomainIommu,
-    GuestAddress,
-    NumaCell,
-    PciController,
-)
+from vfiomgr.guests.model import GuestAddress, NumaCell
+from vfiomgr.libvirt.model import Domain, DomainHostdev, DomainIommu, PciController
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.pci.model import PciAddress
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

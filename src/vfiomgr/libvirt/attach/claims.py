@@ -6,7 +6,8 @@ import shlex
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain, GuestAddress
+from vfiomgr.guests.model import GuestAddress
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

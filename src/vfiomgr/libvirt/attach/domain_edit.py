@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NoReturn
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.guests.device import is_uuid
+from vfiomgr.guests.model import GuestAddress
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
+from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
-from vfiomgr.libvirt.build.pci_topology import space_diagnostics
-from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
+from vfiomgr.libvirt.model import DomainHostdev
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import domain_of
@@ -20,7 +21,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.guests.device import AttachOptions, GuestDevice
+    from vfiomgr.guests.model import AttachOptions, GuestDevice
     from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
 

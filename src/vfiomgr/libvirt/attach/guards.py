@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
 from vfiomgr.libvirt.build import vf_token
+from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.confidential import FEATURES, QEMU_WITH_DEVICES
 from vfiomgr.libvirt.build.hostdevs import without_groups
-from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import held_by_pod, taking
 from vfiomgr.passthrough.readiness_hints import as_commands, how_to_bind
@@ -146,7 +147,9 @@ def _token_diagnostics(
     has_token = domain.defined is not None and vf_token.is_in(domain.defined)
     for item in items:
         if item.scope.live or not has_token:
-            yield from vf_token.diagnostics(host, [item.unit], is_live=item.scope.live)
+            yield from vf_token_diagnostics(
+                host, [item.unit], None if item.scope.live else vf_token.HOW
+            )
 
 
 def _confidential_diagnostics(

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.device import AttachOptions, DeviceRequest, GuestDevice, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestAddress, GuestDevice
 from vfiomgr.libvirt.attach.claims import (
     Scope,
     free_places,
@@ -22,7 +23,7 @@ from vfiomgr.libvirt.attach.claims import (
 from vfiomgr.libvirt.attach.guards import attach_diagnostics, confidential, detach_diagnostics
 from vfiomgr.libvirt.build.confidential import ONLY_SHARED
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
-from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
+from vfiomgr.libvirt.model import DomainHostdev
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refusal
-from vfiomgr.libvirt.build.model import Reason
-from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
+from vfiomgr.guests.model import Reason
+from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.model import Feature
 from vfiomgr.units import Version
 

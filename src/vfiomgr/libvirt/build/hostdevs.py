@@ -10,47 +10,42 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.guests.device import AttachOptions
+from vfiomgr.guests.iommufd import OTHER_KERNEL
+from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestAddress
+from vfiomgr.guests.options import (
+    check_one_ramfb,
+    check_options,
+    check_qemu,
+    depends_on_qemu,
+    qemu_properties,
+)
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
     IOMMUFD,
     MDEV_NEEDS_GROUPS,
-    NO_ROM,
-    OTHER_KERNEL,
     OWN_ALIAS,
     PCI_DISPLAY,
-    QEMU_IOMMUFD,
     QEMU_OVERRIDE,
     TEAMING,
     UNASSIGNED_ADDRESS,
     VENDOR_FUNCTION,
     DomainHostdev,
-    GuestAddress,
     GuestHostdev,
-    QemuProperty,
-    lacks_iommufd,
 )
-from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.model import Feature
+    from vfiomgr.units import Version
 
 
 LAST_BUS = 0xFF
-_SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
-_NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _MODULE = expression(r"[A-Za-z0-9_+-]+")
 """genericName of libvirt's schema (basictypes.rng)."""
-_ATS = ("on", "off")
-_QEMU_ATS = Version(11, 1)
-"""The QEMU whose vfio-pci has the property `ats`."""
 _ETHERNET = "0200"
-_VGA = "0300"
-"""The class of VGA controllers."""
 
 
 def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[GuestHostdev]:
@@ -76,23 +71,9 @@ def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[Guest
         )
         if function.device_id == unit.functions[0].device_id:
             device = replace(device, driver_model=unit.options.driver_model)
-        properties = () if number else tuple(_properties(unit.options))
+        properties = () if number else tuple(qemu_properties(unit.options))
         planned = _with_options(device, unit.options, number)
         yield GuestHostdev(planned, function.name, properties)
-
-
-def _properties(options: AttachOptions) -> Iterator[QemuProperty]:
-    """Properties of hw/vfio/pci.c for which libvirt has no element."""
-    if options.has_vga:
-        yield QemuProperty("x-vga", "bool", "true")
-    if options.subsystem is not None:
-        vendor, _, device = options.subsystem.partition(":")
-        yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
-        yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
-    if options.vf_token is not None:
-        yield QemuProperty("vf-token", "string", options.vf_token.lower())
-    if options.ats is not None:
-        yield QemuProperty("ats", "string", options.ats)
 
 
 def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
@@ -153,26 +134,17 @@ def check(
 
     """
     known = tuple(units)
-    ramfbs = [unit for unit in known if unit.options.ramfb]
-    if len(ramfbs) > 1:
-        message = f"cannot use ramfb for {len(ramfbs)} devices: a domain can have one"
-        raise UsageError(message, f"set it only for {ramfbs[0].name}")
+    check_one_ramfb(known)
     for unit in known:
         refuse_if_any(without_groups(unit))
+        _check_vendor_function(unit)
+        check_options(unit)
         _check_options(unit)
         for feature, why in _features(unit):
             is_needed = feature == IOMMUFD and not unit.has_groups
             feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
-        if unit.options.has_iommufd:
-            _check_iommufd(unit, qemu())
-        if unit.options.ats is not None:
-            _check_ats(unit, qemu())
-
-
-def depends_on_qemu(unit: GuestDevice) -> bool:
-    """Whether `check` compares the version of QEMU for a device."""
-    options = unit.options
-    return options.has_iommufd or options.ats is not None
+        if depends_on_qemu(unit):
+            check_qemu(unit, qemu())
 
 
 def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
@@ -186,56 +158,21 @@ def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
         )
 
 
-def _check_options(unit: GuestDevice) -> None:
-    options = unit.options
-    if unit.is_vendor_function and options.is_managed:
+def _check_vendor_function(unit: GuestDevice) -> None:
+    if unit.is_vendor_function and unit.options.is_managed:
         first = unit.functions[0]
         message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
         refuse("managed-vendor-function", first, message, "omit --managed")
-    if unit.functions and options.ramfb and options.boot_order is not None:
-        message = f"cannot boot from {unit.name}: it has ramfb"
-        raise UsageError(message, "omit ramfb or the boot order")
-    if options.rom is not None and options.rom != NO_ROM and not options.rom.startswith("/"):
-        message = (
-            f"cannot use the option ROM {options.rom} for {unit.name}: the path is not absolute"
-        )
-        raise UsageError(message, f"write an absolute path, or {NO_ROM} to disable the ROM")
-    _check_form(options)
+
+
+def _check_options(unit: GuestDevice) -> None:
     if unit.functions:
         _check_model(unit)
         _check_unassigned(unit)
-        _check_vga(unit)
         _check_teaming(unit)
-        return
-    of_functions = {
-        "managed": options.is_managed,
-        "an option ROM": options.rom,
-        "a driver model": options.driver_model,
-        "iommufd": options.has_iommufd,
-        "a boot order": options.boot_order is not None,
-        "a place outside the guest": options.is_unassigned,
-        "its own NUMA cells": options.acpi_nodes is not None,
-        "legacy VGA": options.has_vga,
-        "another subsystem ID": options.subsystem is not None,
-        "a VF token": options.vf_token is not None,
-        "teaming": options.partner is not None,
-        "ATS": options.ats is not None,
-    }
-    for what in (what for what, is_asked in of_functions.items() if is_asked):
-        message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
+    elif unit.options.has_iommufd:
+        message = f"cannot set iommufd for {unit.name}: {MDEV_NEEDS_GROUPS}"
         raise UsageError(message, "omit it for mediated devices")
-
-
-def _check_form(options: AttachOptions) -> None:
-    if options.subsystem is not None and not _SUBSYSTEM.fullmatch(options.subsystem):
-        message = f"invalid PCI subsystem ID: {options.subsystem}"
-        raise UsageError(message, "write vendor and device in hexadecimal, e.g. 17aa:3aff")
-    if options.acpi_nodes is not None and not _NODESET.fullmatch(options.acpi_nodes):
-        message = f"invalid set of guest NUMA cells: {options.acpi_nodes}"
-        raise UsageError(message, "write numbers and ranges, e.g. 1-8 or 1,3")
-    if options.ats not in (None, *_ATS):
-        message = f"invalid value of ats: {options.ats!r}"
-        raise UsageError(message, f"write one of {', '.join(_ATS)}")
 
 
 def _check_model(unit: GuestDevice) -> None:
@@ -258,12 +195,6 @@ def _check_unassigned(unit: GuestDevice) -> None:
     if options.is_unassigned and replace(options, is_unassigned=False) != own:
         message = f"{unit.name} is unassigned, but has options of a guest device"
         raise UsageError(message, "omit all options except managed and the driver model")
-
-
-def _check_vga(unit: GuestDevice) -> None:
-    if unit.options.has_vga and not unit.functions[0].class_code.startswith(_VGA):
-        message = f"{unit.functions[0]} is not a VGA controller"
-        raise UsageError(message, "omit vga")
 
 
 def _check_teaming(unit: GuestDevice) -> None:
@@ -304,27 +235,11 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
         yield TEAMING, f"teaming of {unit.name}"
     if options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
-    if any(_properties(options)):
+    if any(qemu_properties(options)):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if options.has_iommufd:
         where = "" if unit.has_groups else " on a kernel without VFIO groups"
         yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
-
-
-def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
-    if lacks_iommufd(qemu):
-        needed = QEMU_IOMMUFD
-        message = f"/dev/iommu for {unit.name} needs QEMU {needed} or later; this is {qemu}"
-        otherwise = "omit --iommufd" if unit.has_groups else OTHER_KERNEL
-        remedy = f"install QEMU {needed} or later, or {otherwise}"
-        refuse("iommufd-missing", unit.name, message, remedy)
-
-
-def _check_ats(unit: GuestDevice, qemu: Version | None) -> None:
-    if qemu is not None and qemu < _QEMU_ATS:
-        message = f"ats of {unit.name} needs QEMU {_QEMU_ATS} or later; this is {qemu}"
-        remedy = f"install QEMU {_QEMU_ATS} or later, or omit ats"
-        refuse("qemu-too-old", unit.name, message, remedy)
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:

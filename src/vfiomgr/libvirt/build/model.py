@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vfiomgr.guests.device import DeviceRequest
-from vfiomgr.libvirt.model import DomainIommu, GuestHostdev, NumaCell, PciController
+from vfiomgr.guests.model import Architecture, GuestCpus, GuestMemory, GuestRequest, Reason
+from vfiomgr.libvirt.model import DomainIommu, GuestHostdev, PciController
 from vfiomgr.value import Value
 
-Firmware = Literal["efi", "bios"]
-NumaMode = Literal["strict", "preferred", "off"]
 LaunchSecurity = Literal["tdx", "sev-snp"]
 """Kinds of confidential guests: Intel's trust domains, and AMD's SEV-SNP."""
-DomainKind = Literal["kvm", "qemu"]
-IommuModel = Literal["intel", "virtio", "amd", "smmuv3"]
-Architecture = Literal["x86_64", "aarch64"]
 Graphics = Literal["vnc", "none"]
 System = Literal["linux", "windows"]
 """The guest's system: Windows lacks virtio drivers and needs a different clock."""
 DiskBus = Literal["virtio", "sata"]
 NetworkModel = Literal["virtio", "e1000e"]
-PAGES = {
-    "64K": 64 << 10,
-    "2M": 2 << 20,
-    "32M": 32 << 20,
-    "512M": 512 << 20,
-    "1G": 1 << 30,
-    "16G": 16 << 30,
-}
-"""Sizes of huge pages. x86 has 2M and 1G; on ARM the size of the kernel's own pages determines
-which exist (Documentation/arch/arm64/hugetlbpage.rst)."""
 
 
 class GuestDisk(Value):
@@ -66,13 +51,9 @@ class DirectBoot(Value):
     arguments: str | None = None
 
 
-class DomainRequest(Value):
-    """What a user asks for in a domain; everything else follows from the host."""
+class DomainRequest(GuestRequest):
+    """What a user asks for in a domain."""
 
-    name: str
-    memory_bytes: int
-    vcpus: int
-    devices: tuple[DeviceRequest, ...] = ()
     disks: tuple[GuestDisk, ...] = ()
     cdroms: tuple[str, ...] = ()
     """Images or device nodes in boot order, e.g. an installer and a driver disk."""
@@ -80,12 +61,6 @@ class DomainRequest(Value):
     boot: tuple[str, ...] = ()
     """`disk`, `cdrom`, `network` or a device name, in boot order."""
     direct_boot: DirectBoot | None = None
-    firmware: Firmware = "efi"
-    kind: DomainKind = "kvm"
-    numa: NumaMode = "strict"
-    has_pinning: bool = True
-    hugepage_bytes: int | None = None
-    viommu: IommuModel | None = None
     has_ats: bool | None = None
     """Whether the virtual IOMMU offers ATS; None if QEMU decides (SMMUv3), else it does (VT-d)."""
     pasid_bits: int | None = None
@@ -93,16 +68,8 @@ class DomainRequest(Value):
     translates_dma: bool = True
     """Whether the virtual IOMMU translates DMA; false if it is only for interrupts."""
     graphics: Graphics = "vnc"
-    spare_ports: int = 4
-    """Free root ports, for devices that are attached later."""
     hard_limit_bytes: int | None = None
     is_locked: bool = False
-    has_fixed_aperture: bool = False
-    """Whether to write the size of the 64-bit window even if the firmware would find it."""
-    address_bits: int | None = None
-    """The maximum width of guest physical addresses; None for that of the host."""
-    has_hotplug: bool = True
-    """Whether devices can be hot-unplugged, so that the guest offers to eject them."""
     hides_kvm: bool = False
     """Whether the guest hides KVM, which old drivers look for."""
     system: System = "linux"
@@ -126,44 +93,9 @@ class DomainRequest(Value):
         return network.model or ("e1000e" if self.is_windows else "virtio")
 
 
-class Reason(Value):
-    """Why a part of the domain is as it is, citing facts of the host."""
+class DomainCpus(GuestCpus):
+    """The guest's CPUs, and the address width that libvirt writes."""
 
-    part: str
-    """`maxphysaddr`, `controller 3`, `hostdev 0000:04:00.0`."""
-    text: str
-
-
-class GuestCell(Value):
-    """A NUMA cell of the guest, and the host node that its memory comes from."""
-
-    cell: NumaCell
-    host_node: int
-
-
-class GuestMemory(Value):
-    """Where the guest's memory comes from, and how much of it QEMU may lock."""
-
-    cells: tuple[GuestCell, ...] = ()
-    """Empty if the guest sees only one node."""
-    mode: Literal["strict", "preferred"] = "strict"
-    host_nodes: tuple[int, ...] = ()
-    """The host nodes that memory is bound to; empty if it is not bound."""
-    locked_bytes: int = 0
-    """How much memory QEMU will need to lock, as libvirt counts it."""
-    hard_limit_bytes: int | None = None
-
-
-class GuestCpus(Value):
-    """The guest's CPUs, the host CPUs that they run on, and the address width."""
-
-    sockets: int
-    cores: int
-    """Cores per socket."""
-    pins: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Virtual CPUs, and the host CPUs of each."""
-    emulator: tuple[int, ...] = ()
-    """The host CPUs for QEMU's own threads."""
     address_width: Literal["passthrough", "emulate"] | None = None
     """The mode of `<maxphysaddr>`, if it is written."""
     address_bits: int | None = None
@@ -172,14 +104,16 @@ class GuestCpus(Value):
     """The size of OVMF's 64-bit window, if it is set."""
 
 
-class GuestPlan(Value):
+class DomainPlan(Value):
     """A complete domain, ready to be written."""
 
     request: DomainRequest
     controllers: tuple[PciController, ...]
     hostdevs: tuple[GuestHostdev, ...]
     memory: GuestMemory
-    cpus: GuestCpus
+    hard_limit_bytes: int | None
+    """The limit of locked memory, if it is written."""
+    cpus: DomainCpus
     iommu: DomainIommu | None
     has_iommufd: bool
     """Whether the entire domain uses /dev/iommu, instead of single devices."""

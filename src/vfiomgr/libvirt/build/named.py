@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Required, TypedDict, get_args
 
 from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
 from vfiomgr.expressions import expression
-from vfiomgr.guests.device import AttachOptions, DeviceRequest
-from vfiomgr.libvirt.build.model import (
+from vfiomgr.guests.model import (
     PAGES,
+    Acceleration,
+    AttachOptions,
+    DeviceRequest,
+    Firmware,
+    IommuModel,
+    NumaMode,
+)
+from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
-    DomainKind,
     DomainRequest,
-    Firmware,
     Graphics,
     GuestDisk,
     GuestNetwork,
-    IommuModel,
     LaunchSecurity,
     NetworkModel,
-    NumaMode,
     System,
 )
 from vfiomgr.libvirt.model import OWN_ALIAS
@@ -191,7 +194,7 @@ class DomainOptions(TypedDict, total=False):
     """The command line of `kernel`."""
     firmware: Firmware
     """`efi` (OVMF) or `bios` (SeaBIOS).  [efi]"""
-    virt_type: DomainKind
+    virt_type: Acceleration
     """`kvm` or `qemu`.  [kvm]"""
     graphics: Graphics
     """`vnc`, on 127.0.0.1, or `none`.  [vnc]"""
@@ -294,7 +297,7 @@ def _require_known(said: DomainOptions) -> None:
     require_whole("--pasid-bits", said.get("pasid_bits"), *PASID_BITS)
     require_choice("--hugepages", said.get("hugepages"), tuple(PAGES))
     require_choice("--firmware", said.get("firmware"), get_args(Firmware))
-    require_choice("--virt-type", said.get("virt_type"), get_args(DomainKind))
+    require_choice("--virt-type", said.get("virt_type"), get_args(Acceleration))
     require_choice("--numa", said.get("numa"), get_args(NumaMode))
     require_choice("--viommu", said.get("viommu"), get_args(IommuModel))
     require_choice("--launch-security", said.get("launch_security"), get_args(LaunchSecurity))

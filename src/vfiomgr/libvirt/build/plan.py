@@ -10,43 +10,34 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.arm import ARM
 from vfiomgr.guests.device import is_uuid, units_of
+from vfiomgr.guests.memory import guest_bits
+from vfiomgr.guests.model import Reason
+from vfiomgr.guests.plan import architecture_of, plan_guest
+from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
 from vfiomgr.libvirt import model as libvirt_model
-from vfiomgr.libvirt.build import arm, teaming, vf_token
+from vfiomgr.libvirt.build import arm, teaming
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
+from vfiomgr.libvirt.build.controllers import controllers_of
+from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM, check_vcpus, with_interrupt_remapping
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
-from vfiomgr.libvirt.build.limits import MmioWindow, guest_bits, plan_lock, plan_mmio_window
-from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
-from vfiomgr.libvirt.build.numa import (
-    MOST_WITHOUT_EIM,
-    check_vcpus,
-    lay_nodes,
-    with_interrupt_remapping,
-)
-from vfiomgr.libvirt.build.nvlink import nvlink_notes
-from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes, without_hotplug
-from vfiomgr.libvirt.build.port_memory import free_port_bytes, with_port_memory
+from vfiomgr.libvirt.build.limits import AddressWidth, plan_address_width, plan_lock
+from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
+from vfiomgr.libvirt.build.vf_token import HOW
 from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.snapshot.named import find_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.guests.device import GuestDevice
-    from vfiomgr.libvirt.build.limits import Lock
-    from vfiomgr.libvirt.build.model import Architecture, DomainRequest
-    from vfiomgr.libvirt.build.numa import Nodes
-    from vfiomgr.libvirt.build.pci_topology import Buses, RootPortSlot
-    from vfiomgr.libvirt.model import GuestHostdev, PciController
+    from vfiomgr.guests.model import Architecture, GuestDevice, GuestPlan
+    from vfiomgr.libvirt.build.model import DomainRequest
+    from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.units import Version
 
 _NAME = expression(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
-_ARCHITECTURES: dict[str | None, Architecture] = {
-    None: "x86_64",
-    "x86_64": "x86_64",
-    "aarch64": "aarch64",
-}
 _EMULATED_ON_ARM = 2
 """The graphics card and the SCSI controller of CD-ROMs, which a PC has on its root bus."""
 _SHORT_BITS, _LONG_BITS = 39, 48
@@ -56,9 +47,9 @@ _EMULATED = 1
 """Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
 
 
-def plan_guest(
+def plan_domain(
     host: HostSnapshot, request: DomainRequest, libvirt: Version, qemu: Version | None = None
-) -> GuestPlan:
+) -> DomainPlan:
     """Plan all parts of a domain, each with its reason.
 
     Raises:
@@ -67,65 +58,78 @@ def plan_guest(
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
-    architecture = _architecture(host)
+    architecture = architecture_of(host)
     _check_request(request)
     teaming.check_partners(request)
     request = _checked(host, request, architecture, libvirt, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
-    refuse_if_any(vf_token.diagnostics(host, units))
+    refuse_if_any(vf_token_diagnostics(host, units, HOW))
+    _require_features(request, libvirt)
+    width = AddressWidth()
+    if architecture != ARM:
+        has_devices = any(unit.is_seen for unit in units)
+        width = plan_address_width(host, request, libvirt, has_devices=has_devices)
+    guest = plan_guest(
+        host,
+        request,
+        units,
+        emulated=_emulated(request, architecture),
+        has_port_memory=libvirt_model.PORT_MEMORY.is_in(libvirt),
+    )
+    _require_cells(units, guest, libvirt)
+    placed = tuple(h for u in guest.devices for h in hostdevs_of(u, guest.places.get(u.name)))
+    has_iommufd, hostdevs = _iommufd(placed, libvirt)
+    lock = plan_lock(request, len(hostdevs), libvirt)
+    iommu, why_iommu = _iommu(host, request, libvirt)
+    smmus, why_smmus = arm.smmus_of(request, guest.buses, hostdevs, libvirt)
+    why = (
+        _why_hostdevs(host, guest.devices),
+        guest.reasons,
+        width.reasons,
+        lock.reasons,
+        why_iommu,
+        why_smmus,
+        why_launch(request),
+        _why_iommufd(has_iommufd),
+    )
+    notes = (guest.notes, teaming.notes(host, request, units), launch_notes(host, request))
+    return DomainPlan(
+        request=request,
+        controllers=controllers_of(guest),
+        hostdevs=hostdevs,
+        memory=replace(guest.memory, locked_bytes=lock.needed_bytes),
+        hard_limit_bytes=lock.limit_bytes,
+        cpus=_cpus(request, guest, width),
+        iommu=iommu,
+        architecture=architecture,
+        smmus=smmus,
+        has_iommufd=has_iommufd,
+        boot_orders=boot_orders,
+        reasons=tuple(chain(*why)),
+        notes=tuple(chain(*notes)),
+    )
+
+
+def _require_features(request: DomainRequest, libvirt: Version) -> None:
     if request.has_secure_boot:
         libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not request.has_hotplug:
         libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(
             libvirt, "a device that the guest cannot eject"
         )
-    seen = [unit for unit in units if unit.is_seen]
-    nodes = lay_nodes(host, request, seen)
-    emulated = _emulated(request, architecture)
-    window = _window(host, request, seen, libvirt, emulated, architecture)
-    memory = arm.with_device_memory(request, units, nodes.cells, nodes.host_nodes, libvirt)
-    units = memory.units
-    slots = slots_of(
-        [unit for unit in units if unit.is_seen],
-        has_viommu=request.viommu not in (None, "smmuv3"),
-    )
-    buses = _buses(host, request, slots, nodes, libvirt, emulated)
-    placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
-    has_iommufd, hostdevs = _iommufd(placed, libvirt)
-    lock = plan_lock(request, len(hostdevs), libvirt)
-    iommu, why_iommu = _iommu(host, request, libvirt)
-    smmus, why_smmus = arm.smmus_of(request, buses, hostdevs, libvirt)
-    placing = (buses.reasons, nodes.reasons, window.reasons, memory.reasons)
-    why = (_why_hostdevs(host, units), *placing, lock.reasons, why_iommu, why_smmus)
-    pairs = teaming.notes(host, request, units)
-    notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units), pairs)
-    return GuestPlan(
-        request=request,
-        controllers=_controllers(buses, window),
-        hostdevs=hostdevs,
-        memory=replace(_memory(request, nodes, lock), cells=memory.cells),
-        cpus=_cpus(request, nodes, window),
-        iommu=iommu,
-        architecture=architecture,
-        smmus=smmus,
-        has_iommufd=has_iommufd,
-        boot_orders=boot_orders,
-        reasons=tuple(chain(*why, why_launch(request), _why_iommufd(has_iommufd))),
-        notes=tuple(
-            chain(
-                _architecture_notes(host, architecture),
-                *notes,
-                nvlink_notes(host, seen),
-                launch_notes(host, request),
-            )
-        ),
-    )
+
+
+def _require_cells(units: Sequence[GuestDevice], guest: GuestPlan, libvirt: Version) -> None:
+    """Make sure that libvirt supports the cells that the plan gives to GPUs for their memory."""
+    for asked, planned in zip(units, guest.devices, strict=True):
+        if planned.options.acpi_nodes != asked.options.acpi_nodes:
+            libvirt_model.ACPI_NODESET.require(libvirt, f"the memory of {planned.name}")
 
 
 def _emulated(request: DomainRequest, architecture: Architecture) -> int:
     """The number of emulated devices behind root ports."""
-    more = _EMULATED_ON_ARM if architecture == arm.ARM else 0
+    more = _EMULATED_ON_ARM if architecture == ARM else 0
     return _EMULATED + more + len(request.disks) + len(request.networks)
 
 
@@ -137,7 +141,7 @@ def _checked(
     qemu: Version | None,
 ) -> DomainRequest:
     """The request, with what its machine needs; refused if the machine does not support it."""
-    if architecture == arm.ARM:
+    if architecture == ARM:
         arm.check_request(request)
         return request
     if request.viommu == "smmuv3":
@@ -147,47 +151,6 @@ def _checked(
     request = with_interrupt_remapping(request, libvirt)
     check_vcpus(request, qemu)
     return request
-
-
-def _window(  # noqa: PLR0913, PLR0917 - the facts of both machines
-    host: HostSnapshot,
-    request: DomainRequest,
-    units: Sequence[GuestDevice],
-    libvirt: Version,
-    emulated: int,
-    architecture: Architecture,
-) -> MmioWindow:
-    """The window for BARs; that of an ARM machine has a fixed size, and is checked."""
-    if architecture != arm.ARM:
-        return plan_mmio_window(host, request, units, libvirt, emulated)
-    reason = arm.check_window(request, units, emulated)
-    return MmioWindow(None, None, None, None, (reason,), ())
-
-
-def _architecture(host: HostSnapshot) -> Architecture:
-    """The architecture of the guest, which is that of the host; others are refused."""
-    if host.architecture is None and any(map(arm.is_coherent, host.devices)):
-        return "aarch64"
-    if host.architecture not in _ARCHITECTURES:
-        message = (
-            f"cannot write a complete domain for {host.architecture}: only x86_64 (q35) and "
-            "aarch64 (virt) are supported"
-        )
-        remedy = (
-            "create the domain with virt-install, then add devices: vfiomgr libvirt edit FILE "
-            "--add ADDRESS; vfiomgr libvirt hostdev prints only the devices"
-        )
-        refuse("domain-architecture", "", message, remedy)
-    return _ARCHITECTURES[host.architecture]
-
-
-def _architecture_notes(host: HostSnapshot, architecture: Architecture) -> Iterator[str]:
-    """Name the architecture that is assumed where the host does not show its own."""
-    if host.architecture is None and architecture != arm.ARM:
-        yield (
-            f"the CPU architecture of this host is unknown: assuming {architecture} (machine q35); "
-            "if it is another, add /proc/cpuinfo to the recording, or pass --snapshot of that host"
-        )
 
 
 def _check_request(request: DomainRequest) -> None:
@@ -338,44 +301,6 @@ def _iommu(
     return iommu, (Reason("iommu", text),)
 
 
-def _buses(  # noqa: PLR0913, PLR0917 - what the buses depend on
-    host: HostSnapshot,
-    request: DomainRequest,
-    slots: Sequence[RootPortSlot],
-    nodes: Nodes,
-    libvirt: Version,
-    emulated: int,
-) -> Buses:
-    seen = [unit for slot in slots for unit in slot.units]
-    cells = [cell.host_node for cell in nodes.cells]
-    laid = lay_buses(
-        slots,
-        emulated,
-        request.spare_ports,
-        cells,
-        is_local=request.numa != "off",
-        is_apart=request.viommu == "smmuv3",
-    )
-    laid = with_port_memory(laid, request.spare_ports, free_port_bytes(host, seen), libvirt)
-    return laid if request.has_hotplug else without_hotplug(laid)
-
-
-def _controllers(buses: Buses, window: MmioWindow) -> tuple[PciController, ...]:
-    """The root with its window, and all other controllers."""
-    root, *others = buses.controllers
-    return (replace(root, hole64_kib=window.hole64_kib), *others)
-
-
-def _memory(request: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
-    return GuestMemory(
-        cells=nodes.cells,
-        mode="preferred" if request.numa == "preferred" else "strict",
-        host_nodes=nodes.host_nodes,
-        locked_bytes=lock.needed_bytes,
-        hard_limit_bytes=lock.limit_bytes,
-    )
-
-
 def _check_mapping(request: DomainRequest) -> None:
     """Refuse QEMU's amd-iommu: it reports mappings to VFIO only with dma-remap=on (10.2)."""
     if request.viommu == "amd" and any(not d.options.is_unassigned for d in request.devices):
@@ -387,18 +312,15 @@ def _check_mapping(request: DomainRequest) -> None:
         refuse("viommu-without-mapping", request.name, message, remedy)
 
 
-def _cpus(request: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:
-    """One socket per cell with CPUs, if all cells have equally many."""
-    counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
-    sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
-    return GuestCpus(
-        sockets=max(1, sockets),
-        cores=request.vcpus // max(1, sockets),
-        pins=nodes.pins,
-        emulator=nodes.emulator,
-        address_width=window.address_width,
-        address_bits=window.address_bits,
-        aperture_mib=window.fw_cfg_mib,
+def _cpus(request: DomainRequest, guest: GuestPlan, width: AddressWidth) -> DomainCpus:
+    return DomainCpus(
+        sockets=guest.cpus.sockets,
+        cores=guest.cpus.cores,
+        pins=guest.cpus.pins,
+        emulator=guest.cpus.emulator,
+        address_width=width.mode,
+        address_bits=None if request.address_bits is None else guest.window.address_bits,
+        aperture_mib=guest.window.firmware_mib,
     )
 
 
@@ -418,26 +340,4 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
             is_bound = all(function.is_on_vfio for function in unit.functions)
             verb = "bound by vfiomgr" if is_bound else "bind it with"
             text = f"{verb}: vfiomgr bind {unit.name}"
-        yield Reason(f"hostdev {unit.name}", text)
-
-
-def _group_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
-    """Note the other functions of the groups, which nobody else can use while the guest runs."""
-    inside = {function.address for unit in units for function in unit.functions}
-    groups = {unit.iommu_group for unit in units if unit.functions} - {None}
-    for number in sorted(group for group in groups if group is not None):
-        idle = [
-            member
-            for member in host.group_members(number)
-            if member.address not in inside and not member.is_bridge
-        ]
-        if idle:
-            shown = ", ".join(map(str, idle))
-            yield (
-                f"IOMMU group {number} also contains {shown}: neither the host nor another guest "
-                + (
-                    "can use it while this guest runs"
-                    if len(idle) == 1
-                    else "can use them while this guest runs"
-                )
-            )
+        yield Reason(f"device {unit.name}", text)

@@ -14,7 +14,7 @@ from vfiomgr.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.build.model import DomainRequest, GuestNetwork
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

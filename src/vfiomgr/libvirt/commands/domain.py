@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_document, print_text
-from vfiomgr.libvirt.build.model import PAGES
+from vfiomgr.guests.model import PAGES
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
     MOST_SPARE_PORTS,
@@ -27,7 +27,7 @@ from vfiomgr.vgpu.completion import complete_device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.libvirt.build.model import GuestPlan
+    from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.libvirt.build.named import DomainOptions
     from vfiomgr.units import Version
 
@@ -261,7 +261,7 @@ def domain(
     _print(session, plan, versions.libvirt, explain=explain)
 
 
-def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool) -> None:
+def _print(session: Session, plan: DomainPlan, libvirt: Version, *, explain: bool) -> None:
     text = render.domain(plan, with_reasons=explain)
     if session.format == "table":
         print_text(text)

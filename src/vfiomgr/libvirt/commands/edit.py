@@ -20,7 +20,8 @@ from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
-from vfiomgr.guests.device import DeviceRequest, units_of
+from vfiomgr.guests.device import units_of
+from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
 from vfiomgr.libvirt.build import teaming, vf_token
@@ -45,7 +46,7 @@ from vfiomgr.vgpu.completion import complete_device
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.build.named import DeviceOptions
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.diagnostic import finding
-from vfiomgr.libvirt.backend import FEWEST_PEERS, is_peer
-from vfiomgr.libvirt.model import (
-    DOMAIN_IOMMUFD,
-    IOMMUFD,
-    MDEV_NEEDS_GROUPS,
-    OTHER_KERNEL,
-    lacks_iommufd,
-)
+from vfiomgr.guests.iommufd import FEWEST_PEERS, OTHER_KERNEL, is_peer, lacks_iommufd
+from vfiomgr.libvirt.model import DOMAIN_IOMMUFD, IOMMUFD, MDEV_NEEDS_GROUPS
 from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:

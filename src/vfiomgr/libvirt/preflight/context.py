@@ -27,7 +27,8 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
+    from vfiomgr.guests.model import GuestAddress
+    from vfiomgr.libvirt.model import DomainIommu, PciController
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.build.nvlink import nvlink_share
+from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod

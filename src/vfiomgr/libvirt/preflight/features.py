@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.guests.iommufd import OTHER_KERNEL, QEMU_IOMMUFD, lacks_iommufd
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     AMD_IOMMU,
@@ -17,14 +18,11 @@ from vfiomgr.libvirt.model import (
     IOMMUFD,
     MAXPHYSADDR,
     MAXPHYSADDR_LIMIT,
-    OTHER_KERNEL,
     PCI_DISPLAY,
     PORT_MEMORY,
-    QEMU_IOMMUFD,
     SMMU_ACCEL,
     SMMU_BUS,
     VIRTIO_IOMMU,
-    lacks_iommufd,
 )
 from vfiomgr.paths import IOMMU_NODE
 

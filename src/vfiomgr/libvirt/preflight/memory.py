@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.build.limits import RESERVE, needed_lock
+from vfiomgr.guests.memory import RESERVE, needed_lock
 from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import shown_size, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
@@ -20,7 +20,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model import GuestAddress
+    from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.memory import NumaNode
     from vfiomgr.pci.model import PciDevice

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.build.limits import ovmf_window
+from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.model import MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.presence import seen

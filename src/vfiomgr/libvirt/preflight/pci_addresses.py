@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
+    from vfiomgr.guests.model import GuestAddress
+    from vfiomgr.libvirt.model import DomainHostdev, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _LAST_BUS = 255

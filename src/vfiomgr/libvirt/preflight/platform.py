@@ -11,7 +11,7 @@ from vfiomgr.check.plan import RULES
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.text import parse_json
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
+from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import finding
+from vfiomgr.guests.vf_token import PROPERTY, owner_of
 from vfiomgr.libvirt.build import vf_token
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU cannot open such a function (EACCES)."""
     for taken in context.functions:
-        owner = vf_token.owner_of(context.host, taken.device)
+        owner = owner_of(context.host, taken.device)
         if owner is None or not taken.hostdev.is_seen:
             continue
         if vf_token.is_in(context.domain, taken.hostdev):
@@ -29,7 +30,7 @@ def missing(context: PreflightContext) -> Iterator[Diagnostic]:
             f"{name} cannot be opened without a VF token",
             (context.cite(taken.hostdev), f"its physical function {owner} is on {owner.driver}"),
             "the user of the physical function sets the token, and the kernel asks for it",
-            f"write it with <qemu:override>: property {vf_token.PROPERTY} of type string for the "
+            f"write it with <qemu:override>: property {PROPERTY} of type string for the "
             f"alias of the device; or return {owner.address} to its host driver: "
             f"vfiomgr unbind {owner.address}",
             subject=name,

@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController, TeamedInterface
+from vfiomgr.guests.model import GuestAddress
+from vfiomgr.libvirt.model import DomainHostdev, PciController, TeamedInterface
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

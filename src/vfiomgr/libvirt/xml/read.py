@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.model import NumaCell
 from vfiomgr.libvirt.model import (
     NAMESPACE,
     Domain,
@@ -17,7 +18,6 @@ from vfiomgr.libvirt.model import (
     DomainIommu,
     DomainLaunch,
     DomainMemory,
-    NumaCell,
 )
 from vfiomgr.libvirt.xml.elements import (
     attribute_of,

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from vfiomgr.libvirt.build.model import DomainRequest, GuestPlan
-    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, GuestHostdev
+    from vfiomgr.guests.model import GuestAddress
+    from vfiomgr.libvirt.build.model import DomainPlan, DomainRequest
+    from vfiomgr.libvirt.model import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
 _CONTROL = expression(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -42,7 +43,7 @@ def node_mdev(uuid: str, parent: str, type_id: str) -> str:
     return _render("nodedev-mdev", uuid=uuid, parent=parent, type=type_id)
 
 
-def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
+def domain(plan: DomainPlan, *, with_reasons: bool = False) -> str:
     """A complete domain; `with_reasons` adds each part's reason as a comment before it."""
     return _render(
         "domain",
@@ -54,7 +55,7 @@ def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
     )
 
 
-def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _elements(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The parts before the devices, each with its name in the plan."""
     request = plan.request
 
@@ -64,15 +65,15 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield part("memory"), ("memory",)
     if request.hugepage_bytes or request.is_locked:
         yield part("memory-backing"), ()
-    if plan.memory.hard_limit_bytes is not None:
+    if plan.hard_limit_bytes is not None:
         yield part("memtune"), ("memtune",)
     yield part("vcpu"), ()
     if plan.has_iommufd:
         yield part("iommufd"), ("iommufd",)
     if plan.cpus.pins:
-        yield part("cputune"), ("cputune",)
+        yield part("cputune"), ("pins",)
     if plan.memory.host_nodes:
-        yield part("numatune"), ("numatune",)
+        yield part("numatune"), ("nodes",)
     yield part("os"), ("firmware",)
     yield part("features"), ("features",)
     cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
@@ -83,14 +84,14 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield part("launch-security"), ("launch",)
 
 
-def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
+def _cells_with_memory(plan: DomainPlan) -> tuple[int, ...]:
     return tuple(entry.cell.number for entry in plan.memory.cells if entry.cell.memory_bytes)
 
 
-def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _devices(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     request = plan.request
     for controller in plan.controllers:
-        parts = (f"controller {controller.index}",) if controller.index else ("hole",)
+        parts = (f"bus {controller.index}",) if controller.index else ("hole",)
         yield _render("controller", device=controller), parts
     yield _render("usb"), ()
     if request.cdroms and plan.is_arm:
@@ -119,21 +120,21 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     video = "none" if request.graphics == "none" or shows_device else usual
     yield _render("video", model=video), ()
     for planned in plan.hostdevs:
-        yield hostdev(planned), (f"hostdev {planned.device.name}",)
+        yield hostdev(planned), (f"device {planned.device.name}",)
     if request.has_tpm:
         yield _render("tpm", plan=plan), ()
     yield _render("balloon"), ()
     yield from _iommus(plan)
 
 
-def _iommus(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _iommus(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if plan.iommu is not None:
         yield _render("iommu", plan=plan), ("iommu",)
     for smmu in plan.smmus:
         yield _render("smmuv3", smmu=smmu, request=plan.request), ("iommu",)
 
 
-def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _last(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The parts for QEMU, in their own namespace."""
     changed = [planned for planned in plan.hostdevs if planned.properties]
     if changed:
@@ -143,7 +144,7 @@ def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _explained(
-    plan: GuestPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
+    plan: DomainPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
 ) -> list[object]:
     """The rendered elements, each after its reasons."""
     from markupsafe import Markup  # noqa: PLC0415 - as jinja2

@@ -22,7 +22,7 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.guests.device import AttachOptions
+from vfiomgr.guests.model import AttachOptions
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.domain_edit import plan_removals, refuse_contradictions
 from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
-from vfiomgr.libvirt.build.model import PAGES, GuestCell, Reason
-from vfiomgr.libvirt.model import INTERRUPTS_ONLY, NumaCell
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.guests.model import PAGES, GuestCell, NumaCell, Reason
 from vfiomgr.pci.memory import NumaNode
-from vfiomgr.units import MIB, Version, format_cpulist, size
+from vfiomgr.units import MIB, format_cpulist, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.guests.device import GuestDevice
-    from vfiomgr.libvirt.build.model import DomainRequest
+    from vfiomgr.guests.model import GuestDevice, GuestRequest
     from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -64,7 +60,7 @@ class Nodes(Value):
         return tuple(share.node.number for share in self.shares if share.memory_bytes)
 
 
-def lay_nodes(host: HostSnapshot, request: DomainRequest, units: Sequence[GuestDevice]) -> Nodes:
+def lay_nodes(host: HostSnapshot, request: GuestRequest, units: Sequence[GuestDevice]) -> Nodes:
     """Place memory and CPUs on the nodes of the devices, if the host has several nodes.
 
     Raises:
@@ -89,7 +85,7 @@ def lay_nodes(host: HostSnapshot, request: DomainRequest, units: Sequence[GuestD
 
 
 def _why_not(
-    topology: HostTopology | None, request: DomainRequest, units: Sequence[GuestDevice]
+    topology: HostTopology | None, request: GuestRequest, units: Sequence[GuestDevice]
 ) -> tuple[str, ...]:
     if topology is None:
         return ("NUMA nodes are unknown: memory and CPUs are not bound",)
@@ -137,7 +133,7 @@ def _nearest(
     return tuple(sorted(others, key=rank)[:1])
 
 
-def _shares(request: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
+def _shares(request: GuestRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
     """Split memory and CPUs equally among the nodes that have any; the first gets the rest."""
     grain = request.hugepage_bytes or MIB
     memory = _parts(request.memory_bytes, [_has_memory(node) for node in nodes], grain)
@@ -163,7 +159,7 @@ def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
 
 
 def _too_little(
-    shares: Sequence[NumaShare], request: DomainRequest, topology: HostTopology
+    shares: Sequence[NumaShare], request: GuestRequest, topology: HostTopology
 ) -> Iterator[Diagnostic]:
     """Nodes with too little free memory for their share."""
     if request.hugepage_bytes is not None:
@@ -190,7 +186,7 @@ def _too_little(
             )
 
 
-def _missing_pages(topology: HostTopology | None, request: DomainRequest) -> Iterator[Diagnostic]:
+def _missing_pages(topology: HostTopology | None, request: GuestRequest) -> Iterator[Diagnostic]:
     """Report missing huge pages, on any node."""
     if request.hugepage_bytes is None:
         return
@@ -208,7 +204,7 @@ def _missing_pages(topology: HostTopology | None, request: DomainRequest) -> Ite
         )
 
 
-def _uneven(request: DomainRequest, page: int) -> Iterator[Diagnostic]:
+def _uneven(request: GuestRequest, page: int) -> Iterator[Diagnostic]:
     if request.memory_bytes % page:
         yield blocker(
             "hugepages-uneven",
@@ -225,7 +221,7 @@ def _free(node: NumaNode, page_bytes: int | None) -> int:
     return pool.free * page_bytes if pool else 0
 
 
-def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
+def _pages_remedy(node: NumaNode, wanted: int, request: GuestRequest) -> str:
     """The command that reserves more huge pages on a node, or the sizes that its kernel has."""
     page = request.hugepage_bytes
     if page is None:
@@ -260,7 +256,7 @@ def _cpus_for_guests(node: NumaNode, topology: HostTopology) -> tuple[int, ...]:
 
 
 def _why_nodes(
-    shares: Sequence[NumaShare], request: DomainRequest, units: Sequence[GuestDevice]
+    shares: Sequence[NumaShare], request: GuestRequest, units: Sequence[GuestDevice]
 ) -> Iterator[Reason]:
     for number, share in enumerate(shares):
         node = share.node
@@ -269,7 +265,7 @@ def _why_nodes(
         free = size(_free(node, request.hugepage_bytes))
         text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
         yield Reason(f"cell {number}", f"{text}, CPUs {format_cpulist(node.cpus) or 'none'}")
-        yield Reason("numatune", text)
+        yield Reason("nodes", text)
 
 
 def _why_pins(shares: Sequence[NumaShare], topology: HostTopology, pins: Pins) -> Iterator[Reason]:
@@ -283,7 +279,7 @@ def _why_pins(shares: Sequence[NumaShare], topology: HostTopology, pins: Pins) -
     pinned = {cpu for _, cpus in pins for cpu in cpus}
     kept = format_cpulist(cpu for node in topology.nodes for cpu in node.cpus if cpu not in pinned)
     rest = f"CPUs {kept} remain for the host" if kept else "no CPU is left for the host"
-    yield Reason("cputune", f"{nodes}; {rest}")
+    yield Reason("pins", f"{nodes}; {rest}")
 
 
 def _notes(
@@ -309,50 +305,3 @@ def _notes(
     for unit in units:
         if unit.numa_node is not None and topology.node(unit.numa_node) is None:
             yield f"{unit.name}: NUMA node {unit.numa_node} is not among the nodes of the host"
-
-
-MOST_WITHOUT_EIM = 255
-"""More CPUs need the identifiers of extended interrupt mode (qemuValidateDomainDefVcpu)."""
-_LIMITS = ((Version(9, 0), 4096), (Version(8, 1), 1024), (Version(0, 0), 288))
-"""The CPU limit of q35 by release of the machine type (max_cpus in hw/i386/pc_q35.c)."""
-
-
-def most_vcpus(machine: Version) -> int:
-    """The CPU limit of a q35 machine of that QEMU release."""
-    return next(count for since, count in _LIMITS if machine >= since)
-
-
-def with_interrupt_remapping(request: DomainRequest, libvirt: Version) -> DomainRequest:
-    """Add an IOMMU that only remaps interrupts, for more CPUs than work without one.
-
-    It does not translate DMA (`dma-translation` of QEMU's intel-iommu), so the guest's own drivers
-    are as fast as without it. An older libvirt needs `--viommu intel`, which translates.
-    """
-    is_needed = request.vcpus > MOST_WITHOUT_EIM and request.viommu is None
-    if not (is_needed and INTERRUPTS_ONLY.is_in(libvirt)):
-        return request
-    return replace(request, viommu="intel", translates_dma=False)
-
-
-def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
-    """Make sure that libvirt accepts the number of CPUs; for an unknown QEMU any number passes.
-
-    Raises:
-        Refusal: there are too many; the message names the remedy.
-
-    """
-    if request.vcpus > MOST_WITHOUT_EIM and request.viommu != "intel":
-        message = (
-            f"{request.vcpus} CPUs need a virtual IOMMU with extended interrupt mode (more than "
-            f"{MOST_WITHOUT_EIM})"
-        )
-        remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
-        if request.viommu is None:
-            remedy += f"; or install libvirt {INTERRUPTS_ONLY.since} or later"
-        refuse("too-many-cpus", request.name, message, remedy)
-    if qemu is not None and request.vcpus > most_vcpus(qemu):
-        most = most_vcpus(qemu)
-        message = f"{request.vcpus} CPUs are too many: q35 of QEMU {qemu} supports {most}"
-        later = next(since for since, count in reversed(_LIMITS) if count > most)
-        remedy = f"pass --vcpus {most}, or install QEMU {later} or later"
-        refuse("too-many-cpus", request.name, message, remedy)

@@ -16,7 +16,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from vfiomgr.guests.device import GuestDevice
+    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 

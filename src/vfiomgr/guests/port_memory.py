@@ -2,8 +2,7 @@
 
 Firmware keeps 2 MiB of 32-bit memory behind a root port without a device. BARs that are not both
 64-bit and prefetchable must fit into it when a device is attached: BAR 0 of NVIDIA's GPUs has 16
-MiB or more. memReserve is in KiB (formatdomain.html): libvirt 12.8 passes 32768 to QEMU as
-mem-reserve=33554432.
+MiB or more. QEMU's root ports have the property mem-reserve for it.
 """
 
 from __future__ import annotations
@@ -12,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.libvirt.build.model import Reason
-from vfiomgr.libvirt.model import PORT_MEMORY, ROOT_PORT
+from vfiomgr.guests.model import Reason
 from vfiomgr.pci.memory import port_window
 from vfiomgr.units import MIB, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.guests.device import GuestDevice
-    from vfiomgr.libvirt.build.pci_topology import Buses
+    from vfiomgr.guests.model import GuestDevice
+    from vfiomgr.guests.placement import Buses
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.units import Version
 
 _DEFAULT = 2 * MIB
 
@@ -35,18 +32,17 @@ def free_port_bytes(host: HostSnapshot, inside: Sequence[GuestDevice]) -> int:
     return max((port_window(host.slot(device)) for device in others), default=0)
 
 
-def with_port_memory(buses: Buses, count: int, needed: int, libvirt: Version) -> Buses:
+def with_port_memory(buses: Buses, count: int, needed: int) -> Buses:
     """Reserve memory behind the free ports, if the devices of this host need more than usual."""
-    if not count or needed <= _DEFAULT or not PORT_MEMORY.is_in(libvirt):
+    if not count or needed <= _DEFAULT:
         return buses
     taken = {place.bus for place in buses.places.values()}
-    free = [c.index for c in buses.controllers if c.model == ROOT_PORT and c.guest is None]
-    spare = frozenset([index for index in free if index not in taken][-count:])
-    controllers = (
-        replace(controller, reserve_kib=needed >> 10) if controller.index in spare else controller
-        for controller in buses.controllers
+    free = [b.number for b in buses.buses if b.kind == "root-port" and b.place is None]
+    spare = frozenset([number for number in free if number not in taken][-count:])
+    changed = (
+        replace(bus, reserve_bytes=needed) if bus.number in spare else bus for bus in buses.buses
     )
     why = f"32-bit memory for the largest GPU or accelerator that may be attached: {size(needed)}"
-    reasons = [r for r in buses.reasons if r.part not in {f"controller {i}" for i in spare}]
-    reasons += [Reason(f"controller {index}", f"free; {why}") for index in sorted(spare)]
-    return replace(buses, controllers=tuple(controllers), reasons=tuple(reasons))
+    reasons = [r for r in buses.reasons if r.part not in {f"bus {number}" for number in spare}]
+    reasons += [Reason(f"bus {number}", f"free; {why}") for number in sorted(spare)]
+    return replace(buses, buses=tuple(changed), reasons=tuple(reasons))

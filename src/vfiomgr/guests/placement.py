@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse
-from vfiomgr.guests.device import GuestDevice
-from vfiomgr.libvirt.build.model import Reason
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
+from vfiomgr.diagnostic import refuse
+from vfiomgr.guests.model import GuestAddress, GuestBus, GuestDevice, Reason
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 class RootPortSlot(Value):
@@ -49,7 +45,9 @@ def slots_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPor
     """One slot per unit; units that share a group share one if the guest has an IOMMU."""
     if not has_viommu:
         return tuple(RootPortSlot((unit,)) for unit in units)
-    shared = set(_several(function for unit in units for function in unit.functions))
+    shared = set(
+        functions_by_shared_group(function for unit in units for function in unit.functions)
+    )
     slots: list[tuple[list[GuestDevice], set[int]]] = []
     for unit in units:
         own = {f.iommu_group for f in unit.functions if f.iommu_group is not None} & shared
@@ -65,7 +63,7 @@ def slots_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPor
     return tuple(RootPortSlot(tuple(inside), bool(groups)) for inside, groups in slots)
 
 
-def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
+def functions_by_shared_group(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
     """The groups that contain several of the functions."""
     groups: dict[int, list[PciDevice]] = defaultdict(list)
     for function in functions:
@@ -86,33 +84,6 @@ def space_notes(slots: Iterable[RootPortSlot]) -> Iterator[str]:
             )
 
 
-def space_diagnostics(
-    host: HostSnapshot, domain: Domain, units: Iterable[GuestDevice]
-) -> Iterator[Diagnostic]:
-    """Functions that cannot be added to a domain with an IOMMU, each behind a port of pcie.0."""
-    if domain.whole_iommu is None:
-        return
-    coming = {f.address: f for unit in units if unit.is_seen for f in unit.functions}
-    seen = (h for h in domain.hostdevs if h.address is not None and h.is_seen)
-    there = (host.device_named(hostdev.name) for hostdev in seen)
-    all_ = {**{f.address: f for f in there if f is not None}, **coming}
-    for number, members in _several(all_.values()).items():
-        new = [str(member.address) for member in members if member.address in coming]
-        if not new:
-            continue
-        shown = ", ".join(str(member.address) for member in members)
-        yield blocker(
-            "viommu-group-apart",
-            domain.name,
-            f"cannot add {shown} to {domain.name}: behind its IOMMU each PCI Express function "
-            f"has its own address space, but IOMMU group {number} can have only one",
-            "add one of them with --function-only; or remove <iommu> (only needed for "
-            "passthrough inside the guest); or put them behind one <controller type='pci' "
-            f"model='{TO_PCI}'/>, as vfiomgr libvirt domain --viommu does",
-        )
-
-
-ROOT = "pcie-root"
 _PORTS_OF_EXPANDER = 32
 """Slots of its bus (virDomainPCIAddressBusSetModel in conf/domain_addr.c of libvirt)."""
 _SLOTS_OF_BRIDGE = range(1, 32)
@@ -124,9 +95,9 @@ Place = tuple[str | None, int | None]
 
 
 class Buses(Value):
-    """The controllers of a guest, and the place of each unit's first function by name."""
+    """The buses of a guest, and the place of each unit's first function by name."""
 
-    controllers: tuple[PciController, ...]
+    buses: tuple[GuestBus, ...]
     places: dict[str, GuestAddress]
     reasons: tuple[Reason, ...]
 
@@ -142,7 +113,7 @@ def lay_buses(  # noqa: PLR0913 - what the buses depend on
 ) -> Buses:
     """Assign a root port to each slot; behind expanders if the devices come from several places.
 
-    `others` is the number of emulated devices that libvirt puts behind root ports, `spare` the
+    `others` is the number of emulated devices behind root ports, `spare` the
     number of ports that stay free; `cells` are the host nodes by guest cell. With `is_apart` each
     place has an expander, also a single one.
 
@@ -161,29 +132,26 @@ def lay_buses(  # noqa: PLR0913 - what the buses depend on
     for _ in range(spare):
         topology.add_port("free, for a device that is attached later")
     numbers = _bus_numbers(expanded, slots)
-    if min(numbers, default=_BUSES) < len(topology.controllers):
+    if min(numbers, default=_BUSES) < len(topology.buses):
         message = f"{len(slots)} devices and {others + spare} more root ports need too many buses"
         remedy = "pass fewer --spare-ports or devices: a guest has 256 buses"
         refuse("too-many-buses", "", message, remedy)
     for place, number in zip(expanded, numbers, strict=True):
         topology.add_expander(place, number, [slot for slot in slots if _place(slot) == place])
-    return Buses(tuple(topology.controllers), topology.places, tuple(topology.reasons))
+    return Buses(tuple(topology.buses), topology.places, tuple(topology.reasons))
 
 
 def without_hotplug(buses: Buses) -> Buses:
     """The same buses, with hot-plug disabled for the ports of host devices."""
     ports = {_port(buses, place.bus) for place in buses.places.values()}
-    controllers = (
-        replace(controller, has_hotplug=controller.index not in ports)
-        for controller in buses.controllers
-    )
-    return replace(buses, controllers=tuple(controllers))
+    changed = (replace(bus, has_hotplug=bus.number not in ports) for bus in buses.buses)
+    return replace(buses, buses=tuple(changed))
 
 
-def _port(buses: Buses, bus: int) -> int:
+def _port(buses: Buses, number: int) -> int:
     """The port above a bus; for a bridge, the port that it is behind."""
-    controller = buses.controllers[bus]
-    return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
+    bus = buses.buses[number]
+    return bus.place.bus if bus.kind == "bridge" and bus.place else number
 
 
 def _bus_numbers(places: Sequence[Place], slots: Sequence[RootPortSlot]) -> list[int]:
@@ -206,22 +174,22 @@ def _places(slots: Sequence[RootPortSlot]) -> tuple[Place, ...]:
 
 
 class _Topology:
-    """A list of controllers; the index of a controller is its position."""
+    """A list of buses; the number of a bus is its position."""
 
     def __init__(self, cells: Sequence[int]) -> None:
         self._cells = cells
-        self.controllers = [PciController(0, 0, ROOT)]
+        self.buses = [GuestBus(0, "root")]
         self.reasons: list[Reason] = []
         self.places: dict[str, GuestAddress] = {}
 
-    def _add(self, why: str, controller: PciController) -> int:
-        self.controllers.append(controller)
-        self.reasons.append(Reason(f"controller {controller.index}", why))
-        return controller.index
+    def _add(self, why: str, bus: GuestBus) -> int:
+        self.buses.append(bus)
+        self.reasons.append(Reason(f"bus {bus.number}", why))
+        return bus.number
 
     def add_port(self, why: str, guest: GuestAddress | None = None) -> int:
         """Add a root port, on the guest's own root or behind an expander."""
-        return self._add(why, PciController(0, len(self.controllers), ROOT_PORT, guest))
+        return self._add(why, GuestBus(len(self.buses), "root-port", guest))
 
     def add_slot(self, slot: RootPortSlot, guest: GuestAddress | None = None) -> None:
         """Add a port for a unit; several that share an address space get a bridge behind it."""
@@ -237,7 +205,7 @@ class _Topology:
             remedy = "assign fewer, or omit --viommu"
             refuse("viommu-bridge-full", slot.names, message, remedy)
         port = self.add_port(f"for the bridge of {slot.names}", guest)
-        where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
+        where = GuestBus(len(self.buses), "bridge", GuestAddress(port, 0, 0))
         group = f"IOMMU group {slot.first.iommu_group}"
         why = f"{slot.names} ({group}): one address space behind the guest's IOMMU"
         bridge = self._add(why, where)
@@ -258,7 +226,7 @@ class _Topology:
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
         why = f"{where}, like {slots[0].first.name} (numa_node in sysfs)"
         index = self._add(
-            why, PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell)
+            why, GuestBus(len(self.buses), "expander", first_number=bus_nr, cell=cell)
         )
         for number, slot in enumerate(slots):
             self.add_slot(slot, GuestAddress(index, number, 0))
