@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification, Naming, NodeForm
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.library import Host
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -102,7 +102,7 @@ def request(
 
 
 def write(
-    host: Host,
+    host: ManagedHost,
     *devices: str | PciAddress,
     lifetime: Lifetime = "static",
     **options: Unpack[CdiOptions],

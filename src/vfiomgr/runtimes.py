@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.runtimes.apply import Prepared
     from vfiomgr.containers.runtimes.location import RuntimeLocation
-    from vfiomgr.library import Host
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.snapshot.source import HostSource
 
 __all__ = [
@@ -79,7 +79,7 @@ class EntryPlan(Value):
 class EntryChange:
     """A change of an entry of a container runtime; prepared when it is planned or applied."""
 
-    def __init__(self, host: Host, make: Callable[[], Prepared]) -> None:
+    def __init__(self, host: ManagedHost, make: Callable[[], Prepared]) -> None:
         self._host = host
         self._make = make
 
@@ -132,7 +132,7 @@ def _restart(host: HostSource, program: ProgramName) -> str:
 
 
 def configure(  # noqa: PLR0913 - each is an option of the command
-    host: Host,
+    host: ManagedHost,
     name: str,
     path: str,
     *,
@@ -162,7 +162,7 @@ def configure(  # noqa: PLR0913 - each is an option of the command
 
 
 def unconfigure(
-    host: Host, name: str, *, command: str = "", **options: Unpack[PlaceOptions]
+    host: ManagedHost, name: str, *, command: str = "", **options: Unpack[PlaceOptions]
 ) -> EntryChange:
     """Remove an entry that `configure` added; an entry that was edited since is refused.
 
@@ -177,13 +177,15 @@ def unconfigure(
     return removing(host, place, name, command, is_kata=False)
 
 
-def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: str) -> EntryChange:
+def adding(
+    host: ManagedHost, place: RuntimeLocation, request: RuntimeRequest, undo: str
+) -> EntryChange:
     """The change that adds an entry; `undo` is the command that removes it."""
     return EntryChange(host, lambda: prepare.prepare_entry(host.files, place, request, undo))
 
 
 def removing(
-    host: Host, place: RuntimeLocation, name: str, command: str, *, is_kata: bool | None
+    host: ManagedHost, place: RuntimeLocation, name: str, command: str, *, is_kata: bool | None
 ) -> EntryChange:
     """The change that removes an entry; error messages name `command` to run again.
 

@@ -244,7 +244,7 @@ def test_no_error_in_a_specification_is_omitted(run: Run, tmp_path: Path) -> Non
 
 def test_check_all_omits_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tuple(finding("r", "ok", f"fine {number}", (), "it matters") for number in range(130))
-    monkeypatch.setattr("vfiomgr.library.Host.check", lambda _self: Report(found, ()))
+    monkeypatch.setattr("vfiomgr.check.plan.check", lambda _host: Report(found, ()))
     assert run("check", "--all").stdout.count("ok: fine") == 130
     document = json.loads(run("check", "--all", "--format", "json").stdout)
     assert (len(document["items"]), "omitted" in document) == (130, False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.changes import host_of
+from vfiomgr import check as library
 from vfiomgr.cli.options import READING, LazyGroup, session_options
 from vfiomgr.cli.output import print_document, print_findings, report_document, say
 from vfiomgr.cli.reports import (
@@ -64,7 +64,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     session = session_of(context)
-    report = host_of(session).check()
+    report = library.check(session.scan(with_readiness=True))
     if session.format != "table":
         print_document("CheckReport", report_document(report, every=every), session.format)
     else:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from vfiomgr.definitions.model import GpuDefinition
     from vfiomgr.definitions.start import Target
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.plan import Step
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.library import Host
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -337,7 +337,9 @@ class Restoration:
         return replace(told, reason="; ".join(notes) or None)
 
 
-def restore(host: Host, parent: str | None = None, *, boot: bool = False) -> tuple[Restored, ...]:
+def restore(
+    host: ManagedHost, parent: str | None = None, *, boot: bool = False
+) -> tuple[Restored, ...]:
     """Start all autostart vGPUs (of `parent`); a failure does not stop the others.
 
     With `boot`, vGPUs that mdevctl starts at boot are left to it.

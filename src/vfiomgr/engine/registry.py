@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.capability import registered
 from vfiomgr.documents.jsonable import from_jsonable
-from vfiomgr.engine import plan as engine_plan
-from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.plan import REQUEST_KINDS, STEP_KINDS, Checkpoint, Request, Step
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
@@ -221,13 +220,13 @@ def follow_change(work: ApplyContext) -> None:
 def step_kinds() -> Mapping[str, type[Step]]:
     """The classes of all steps, by kind."""
     _load("values")
-    return dict(engine_plan.STEP_KINDS)
+    return dict(STEP_KINDS)
 
 
 def request_kinds() -> Mapping[str, type[Request]]:
     """The classes of all requests, by kind."""
     _load("values")
-    return dict(engine_plan.REQUEST_KINDS)
+    return dict(REQUEST_KINDS)
 
 
 def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON

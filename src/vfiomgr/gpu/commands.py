@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import OVERRIDES, Override, refuse
 from vfiomgr.documents.jsonable import to_jsonable
+from vfiomgr.engine.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu

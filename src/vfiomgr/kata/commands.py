@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import (
     FILES,
     READING,
@@ -20,6 +19,7 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_options
 from vfiomgr.containers.runtimes.model import RuntimeRequest
+from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.kata.command_lines import run_command, tell_of_run
 from vfiomgr.kata.completion import complete_entry

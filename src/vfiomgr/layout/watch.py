@@ -23,12 +23,12 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
-    from vfiomgr.library import Host
     from vfiomgr.snapshot.model import HostSnapshot
 
     Result = Outcome | VfiomgrError
@@ -336,7 +336,7 @@ def _result(request: ApplyLayout, work: ApplyContext) -> Result:
 
 
 def watch_layout(
-    host: Host,
+    host: ManagedHost,
     source: LayoutSource,
     changes: Changes,
     *,
@@ -345,7 +345,7 @@ def watch_layout(
 ) -> None:
     """Report drift from a layout until the process is interrupted.
 
-    With `enforce`, correct it as `Host.apply_each` does.
+    With `enforce`, correct it as `apply_parts` does.
 
     Raises:
         NeedsRoot: with `enforce`, the process may not change the host.
@@ -356,7 +356,8 @@ def watch_layout(
 
     def correct(request: ApplyLayout, name: str) -> Result | None:
         kept.doubt()
-        return dict(host.apply_each(replace(request, only=(name,)))).get(name)
+        with host.changing() as work:
+            return dict(apply_parts(replace(request, only=(name,)), work)).get(name)
 
     if enforce:
         require_rights(host.tree)
@@ -373,7 +374,7 @@ class _KeptComparison:
     one announce what nvidia-smi says, so a host with GPUs on its driver is always scanned.
     """
 
-    def __init__(self, host: Host, changes: Changes) -> None:
+    def __init__(self, host: ManagedHost, changes: Changes) -> None:
         self._host = host
         self._changes = changes
         self._request: ApplyLayout | None = None

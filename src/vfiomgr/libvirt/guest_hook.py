@@ -16,9 +16,9 @@ from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.hook import GUESTS, GuestRecord, needs_of, parse_record, returns_of, taken_by
 
 if TYPE_CHECKING:
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.plan import Plan, Request
     from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.library import Host
     from vfiomgr.libvirt.model import Domain
 
 
@@ -99,7 +99,7 @@ def _names(record: GuestRecord) -> tuple[str, ...]:
     return (*record.functions, *record.vgpus)
 
 
-def prepare_guest(host: Host, domain: Domain) -> tuple[str, ...]:
+def prepare_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:
     """Take what a starting guest needs from the host; return what was taken.
 
     Raises:
@@ -111,7 +111,7 @@ def prepare_guest(host: Host, domain: Domain) -> tuple[str, ...]:
         return GuestHook(domain, work).prepare()
 
 
-def release_guest(host: Host, domain: Domain) -> tuple[str, ...]:
+def release_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:
     """Return what `prepare_guest` took for a guest that has ended.
 
     Raises:

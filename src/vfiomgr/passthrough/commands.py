@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import passthrough
-from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
@@ -18,6 +17,7 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.diagnostic import OVERRIDES, Override
+from vfiomgr.engine.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
 from vfiomgr.passthrough.steps import ResetBus

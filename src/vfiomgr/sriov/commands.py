@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -16,6 +15,7 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import cut, wrapped
+from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.snapshot.completion import complete_sriov

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.changes import confirm, host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note
+from vfiomgr.engine.changes import confirm, host_of, plan_or_apply, print_outcome
 from vfiomgr.errors import forbid_alone
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session

@@ -30,8 +30,8 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.library import Host
 
 LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, systemd.FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
@@ -63,7 +63,7 @@ class _Entries(Value):
 
 
 def find(
-    host: Host,
+    host: ManagedHost,
     *,
     unbind: bool = False,
     keep: Iterable[str] = (),
@@ -119,7 +119,7 @@ def finish(tree: HostTree, found: Found) -> Iterator[str]:
             yield f"{why}: check its files before you restart it"
 
 
-def refuse_unfinished(host: Host) -> None:
+def refuse_unfinished(host: ManagedHost) -> None:
     """Refuse while something still needs the files of vfiomgr.
 
     Raises:

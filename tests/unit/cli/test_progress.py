@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.changes import followed, shown_wait
+from vfiomgr.engine.changes import followed, shown_wait
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.persistence.steps import LoadModule

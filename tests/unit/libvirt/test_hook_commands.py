@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.libvirt_node import node_uri
 from tests.unit.devices import host_of
+from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
-from vfiomgr.library import not_checked
 from vfiomgr.libvirt.hook import InstallHook, render_script
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT

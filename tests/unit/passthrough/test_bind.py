@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from tests.unit.devices import agent_of, host_of, pci_device
 from vfiomgr.documents.text import TextFile
+from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner
-from vfiomgr.library import not_checked
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState, Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState

@@ -176,7 +176,7 @@ def test_the_uuid_is_all_that_create_prints_also_the_second_time(run: Run) -> No
 def test_an_override_is_asked_for_on_a_terminal(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.cli.changes.sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("vfiomgr.engine.changes.sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.confirm", lambda *_, **__: False)
     kernel.default_route("enp5s0")
     bind = ["bind", "0000:05:00.0", "--allow", "default-route"]

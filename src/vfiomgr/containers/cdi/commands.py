@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr import cdi as library
-from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
 from vfiomgr.cli.output import (
     items_document,
@@ -36,6 +35,7 @@ from vfiomgr.containers.cdi.model import (
     NodeForm,
 )
 from vfiomgr.diagnostic import first_of, most_findings
+from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.snapshot.completion import complete_address

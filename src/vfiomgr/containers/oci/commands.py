@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from vfiomgr import oci as library
-from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import (
     FILES,
     LazyGroup,
@@ -17,6 +16,7 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.cdi.completion import complete_cdi_device
+from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import UsageError
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device

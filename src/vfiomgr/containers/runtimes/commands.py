@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import print_outcome
 from vfiomgr.cli.options import LazyGroup
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
+from vfiomgr.engine.changes import print_outcome
 from vfiomgr.snapshot.completion import complete_host_file
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.definitions.completion import complete_defined_or_active, complete_definition
@@ -15,6 +14,7 @@ from vfiomgr.definitions.model import Configuration, canonical, read_configurati
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.restore import restore as restore_vgpus
 from vfiomgr.documents.text import bytes_of
+from vfiomgr.engine.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.commands.connection import (
     complete_nodedev_or,

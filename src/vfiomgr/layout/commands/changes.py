@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.changes import followed, host_of, print_outcome, print_plan
+from vfiomgr import layout as layouts
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -25,6 +25,8 @@ from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import parse_json, source_of, text_of
+from vfiomgr.engine.changes import followed, host_of, print_outcome, print_plan
+from vfiomgr.engine.host import not_checked, tell_of_cut_off_runs
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import (
@@ -41,7 +43,6 @@ from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion
-from vfiomgr.library import not_checked, tell_of_cut_off_runs
 from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.snapshot.session import Session, pass_session
@@ -275,7 +276,7 @@ def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
         print_plan(session, host_of(session).plan(request))
         return
     with followed(session) as host:
-        outcome = host.revert_layout(allow)
+        outcome = host.apply(reversion(host.tree, host.tree.read(BOOT_ID), frozenset(allow)))
     print_outcome(session, outcome, ["the host is in the state before the layout"])
 
 
@@ -320,8 +321,8 @@ def _is_changed(result: Outcome | VfiomgrError) -> bool:
 
 
 def _apply_each(session: Session, request: requests.ApplyLayout) -> int:
-    with followed(session) as host:
-        results = host.apply_each(request)
+    with followed(session) as host, host.changing() as work:
+        results = layouts.apply_parts(request, work)
     failed = [error for _, error in results if isinstance(error, VfiomgrError)]
     if session.format != "table":
         items = [

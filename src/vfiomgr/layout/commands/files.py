@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import (
-    plan_or_apply,
-    print_outcome,
-    update_initramfs_option,
-)
 from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
+from vfiomgr.engine.changes import (
+    plan_or_apply,
+    print_outcome,
+    update_initramfs_option,
+)
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts

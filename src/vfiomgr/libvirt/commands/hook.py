@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import STANDARD_INPUT
 from vfiomgr.documents.xml_text import parse
+from vfiomgr.engine.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.errors import LibvirtFailed, VfiomgrError, forbid_alone, forbid_together
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.diagnostic import REVERSIBLE
+from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import forbid_together
 from vfiomgr.snapshot.session import Session, pass_session
 

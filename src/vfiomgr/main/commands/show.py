@@ -9,10 +9,10 @@ import click
 
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
+from vfiomgr.engine.host import tell_of_cut_off_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.device import is_uuid
-from vfiomgr.library import tell_of_cut_off_runs
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.passthrough.guards import READ_IT, iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
 from vfiomgr.host.installation import remedy_for_extra
+from vfiomgr.library import Host
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
     PLUGIN_DIRECTORY,
@@ -322,7 +322,7 @@ def _cluster(directory: str, option: str) -> tuple[str, str]:
 def scan(session: Session) -> None:
     """Scan the host for an agent, which starts this command itself."""
     render = _optional("vfiomgr.node.metrics").render
-    host = host_of(session, on_step=None)
+    host = _host_of(session)
     collect_as_usual()
     try:
         import_module("vfiomgr.node.scan_process").serve(
@@ -337,7 +337,7 @@ def scan(session: Session) -> None:
 @pass_session
 def create(session: Session) -> None:
     """Create and remove vGPUs for an agent, which starts this command itself."""
-    host = host_of(session, on_step=None)
+    host = _host_of(session)
     collect_as_usual()
     try:
         import_module("vfiomgr.node.dra.vgpus").serve(host, sys.stdin.buffer, sys.stdout.fileno())
@@ -345,9 +345,16 @@ def create(session: Session) -> None:
         os._exit(0)  # the agent has ended
 
 
+def _host_of(session: Session) -> Host:
+    """The host of a session, which only has notes for the log."""
+    host = Host(deadline=session.timeout, on_note=note)
+    session.share_with(host)
+    return host
+
+
 def _write_once(session: Session, settings: Settings) -> None:
     """Write what containers need at boot, before a kubelet restores its pods."""
-    scanner = import_module("vfiomgr.node.scanner").Scanner(host_of(session, on_step=None))
+    scanner = import_module("vfiomgr.node.scanner").Scanner(_host_of(session))
     scanner.settings = settings
     report = scanner.scan()
     if report.error:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -18,6 +17,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, parent_option
 from vfiomgr.definitions.commands.listing import list_defined
+from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from tests.unit.engine.toy.requests import Label
-from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import session_options
+from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.snapshot.session import Session, pass_session
 
 

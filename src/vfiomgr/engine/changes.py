@@ -11,7 +11,7 @@ import click
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import printable
-from vfiomgr.library import Host
+from vfiomgr.engine.host import ManagedHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.status import Status
 
+    from vfiomgr.engine.host import NamedRequest, Reports
     from vfiomgr.engine.plan import Plan, Request, Step
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.library import NamedRequest, Reports
     from vfiomgr.snapshot.session import Session
 
 
@@ -186,7 +186,7 @@ def plan_or_apply(
 
 
 @contextmanager
-def followed(session: Session, *, tells_steps: bool = True) -> Iterator[Host]:
+def followed(session: Session, *, tells_steps: bool = True) -> Iterator[ManagedHost]:
     """The host of a session, whose changes are shown as long as they are under way.
 
     A terminal shows a bar; elsewhere each step is a line where it `tells_steps`.
@@ -198,12 +198,12 @@ def followed(session: Session, *, tells_steps: bool = True) -> Iterator[Host]:
         yield host_of(session, **reports)
 
 
-def host_of(session: Session, **reports: Unpack[Reports]) -> Host:
+def host_of(session: Session, **reports: Unpack[Reports]) -> ManagedHost:
     """The host of a session; steps are printed on a terminal and with -v."""
     is_watched = session.verbose or sys.stderr.isatty()
     usual: Reports = {"on_note": note, "on_step": tell_step if is_watched else None}
     usual.update(reports)
-    host = Host(deadline=session.timeout, **usual)
+    host = ManagedHost(deadline=session.timeout, **usual)
     session.share_with(host)
     return host
 
