@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from vfiomgr.containers.runtimes import apply, facts, location, prepare, text
-from vfiomgr.containers.runtimes.model import RECORD, ProgramName, RuntimeRequest
+from vfiomgr.containers.runtimes import apply, facts, install, location, text, uninstall
+from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
+from vfiomgr.containers.runtimes.record import RECORD
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
@@ -181,7 +182,7 @@ def adding(
     host: ManagedHost, place: RuntimeLocation, request: RuntimeRequest, undo: str
 ) -> EntryChange:
     """The change that adds an entry; `undo` is the command that removes it."""
-    return EntryChange(host, lambda: prepare.prepare_entry(host.files, place, request, undo))
+    return EntryChange(host, lambda: install.prepare_entry(host.files, place, request, undo))
 
 
 def removing(
@@ -193,7 +194,7 @@ def removing(
     """
     return EntryChange(
         host,
-        lambda: prepare.prepare_removal(host.files, place, name, command, is_kata=is_kata),
+        lambda: uninstall.prepare_removal(host.files, place, name, command, is_kata=is_kata),
     )
 
 
@@ -221,7 +222,7 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
     """
     version = _checked(host, options)
     main = options.get("runtime_config")
-    found = prepare.places_of(host.files, name, options.get("program"), main, version)
+    found = location.places_of(host.files, name, options.get("program"), main, version)
     if len(found) > 1:
         named = ", ".join(f"{place.program} ({place.main})" for place in found)
         first = found[0]

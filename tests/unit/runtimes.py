@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.containerd import CRI, RUNTIME, Containerd
 from tests.fakes.hosts import network_adapter
-from vfiomgr.containers.runtimes import prepare as changes
+from vfiomgr.containers.runtimes import uninstall as removals
 from vfiomgr.containers.runtimes.apply import apply_prepared
+from vfiomgr.containers.runtimes.install import prepare_entry
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
 from vfiomgr.engine.transaction import ApplyContext
@@ -86,14 +87,14 @@ def prepare(
 ) -> Prepared:
     wanted = wanted or kata()
     place = locate(kernel, wanted.program, main)
-    return changes.prepare_entry(kernel, place, wanted, "the same command")
+    return prepare_entry(kernel, place, wanted, "the same command")
 
 
 def prepare_removal(
     kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
     place = locate(kernel, program)
-    return changes.prepare_removal(kernel, place, name, "the same command")
+    return removals.prepare_removal(kernel, place, name, "the same command")
 
 
 def install(kernel: HostTree, wanted: RuntimeRequest | None = None) -> Prepared:

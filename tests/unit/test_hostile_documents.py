@@ -16,7 +16,7 @@ from tests.unit.hostile import JSON, TOML, XML, YAML
 from vfiomgr.containers.cdi.document import parse_specification, read_file
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.containers.oci import edit
-from vfiomgr.containers.runtimes import model as runtimes_model
+from vfiomgr.containers.runtimes import record as runtimes_record
 from vfiomgr.containers.runtimes import text as runtime_text
 from vfiomgr.containers.runtimes.handlers import imports_of, read_containerd, read_crio
 from vfiomgr.containers.runtimes.model import Setting
@@ -89,7 +89,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "handlers": _handlers,
     "runtime": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/config.toml"),
     "Docker": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/daemon.json"),
-    "runtimes' record": runtimes_model.parse_record,
+    "runtimes' record": runtimes_record.parse_record,
     "guest's record": lambda text: hook.parse_record(_UUID, text),
     "layout's record": installed_layout.parse_record,
     "rule": lambda text: parse_rule(f"# vfiomgr: {text}"),

@@ -15,7 +15,7 @@ from tools.package.tree import HOME, libraries, make_tree, packaged_units, templ
 from tools.package.wheels import CHECKOUT, PYTHONS, libraries_of, own_architecture
 from vfiomgr import __version__
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
-from vfiomgr.containers.runtimes import model as runtimes
+from vfiomgr.containers.runtimes import record as runtimes
 from vfiomgr.definitions.model import GPU_DIRECTORY, RULE
 from vfiomgr.kata.model import CONFIGURATIONS
 from vfiomgr.node.systemd import AGENT, FEATURES

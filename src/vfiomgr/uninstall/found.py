@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
-from vfiomgr.containers.runtimes.model import InstalledRuntime, parse_record
-from vfiomgr.containers.runtimes.prepare import prepare_removals, recorded_places, text_of_record
+from vfiomgr.containers.runtimes.location import recorded_places
+from vfiomgr.containers.runtimes.record import InstalledRuntime, parse_record, text_of_record
+from vfiomgr.containers.runtimes.uninstall import prepare_removals
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import is_sealed
 from vfiomgr.errors import InvalidDocument, Refusal
@@ -81,7 +82,8 @@ def find(
     refuse_unfinished(host)
     record = parse_record(text_of_record(tree))
     entries = _remove_entries(tree)
-    needed = {handler_configuration(entry.name) for entry in entries.staying}
+    staying = (entry for runtime in entries.staying for entry in runtime.entries)
+    needed = {handler_configuration(entry.name) for entry in staying}
     kata = [found for found in _kata_files(tree, record) if found[0] not in needed]
     foreign = [path for path, text in kata if not is_sealed(text)]
     going = [path for path, _ in kata if path not in foreign]
@@ -170,7 +172,9 @@ def _kata_files(
 ) -> Iterator[tuple[HostPath, str]]:
     """Drop-ins of all known configurations of Kata, and vfiomgr's configurations of handlers."""
     own = [handler_configuration(name) for name in tree.children(CONFIGURATIONS)]
-    named = {p for one in record for file in one.files for p in _CONFIGURATION.findall(file.after)}
+    named = {
+        p for one in record for file in one.files for p in _CONFIGURATION.findall(file.written)
+    }
     more = (read_configuration(tree, path) for path in (*own, *map(HostPath, sorted(named))))
     known = [*read_configurations(tree), *(file for file in more if file is not None)]
     drop_ins = (found for file in known for found in file.drop_ins if found[0].name == DROP_IN)

@@ -35,9 +35,10 @@ from tests.unit.runtimes import (
 )
 from vfiomgr.containers.runtimes import apply
 from vfiomgr.containers.runtimes.apply import apply_prepared, change
+from vfiomgr.containers.runtimes.install import prepare_entry
 from vfiomgr.containers.runtimes.location import locate
-from vfiomgr.containers.runtimes.model import RECORD, RuntimeRequest
-from vfiomgr.containers.runtimes.prepare import prepare_entry
+from vfiomgr.containers.runtimes.model import RuntimeRequest
+from vfiomgr.containers.runtimes.record import RECORD
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.survey import cut_off_runs
@@ -75,7 +76,7 @@ version = 2
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have the same names whenever they are made."""
-    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
 
 
 def without_entry(dumped: dict[str, object]) -> dict[str, object]:
@@ -1003,7 +1004,7 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
         put(kernel, MAIN, f"{V2}# by somebody else\n")
         return told
 
-    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare.dump", meanwhile)
+    monkeypatch.setattr("vfiomgr.containers.runtimes.install.dump", meanwhile)
     prepared = prepare(kernel)
     with pytest.raises(Refusal, match=r"config\.toml was changed by another program"):
         apply_prepared(prepared, ApplyContext(kernel))

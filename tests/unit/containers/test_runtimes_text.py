@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -9,23 +10,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import text, values
-from vfiomgr.containers.runtimes.model import (
-    ConfigFile,
-    OwnedFile,
-    Setting,
-    covers,
+from vfiomgr.containers.runtimes.model import ConfigFile, Setting, covers, shown
+from vfiomgr.containers.runtimes.record import (
+    ChangedFile,
+    EntryPart,
+    InstalledEntry,
+    InstalledRuntime,
     parse_record,
     render_record,
-    shown,
 )
+from vfiomgr.containers.runtimes.removal import remove
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vfiomgr.containers.runtimes.model import ProgramName
 
 TOML, JSON = "/etc/x/config.toml", "/etc/docker/daemon.json"
 CRI = "io.containerd.grpc.v1.cri"
@@ -80,21 +83,50 @@ def documents(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([made, made.rstrip("\n"), made.replace("\n", "\r\n")]))
 
 
-def written(before: str, place: str = TOML, wanted: tuple[Setting, ...] = SETTINGS) -> OwnedFile:
+def written(
+    before: str,
+    place: str = TOML,
+    wanted: tuple[Setting, ...] = SETTINGS,
+    *,
+    is_ours: bool = False,
+) -> InstalledRuntime:
+    """The record of one entry in one file, which may have been created for it."""
     after = text.with_settings(before, wanted, place)
-    return OwnedFile(place, before, after, values.owned(text.parse(before, place), wanted))
+    head = "{}\n" if place == JSON else before if is_ours else ""
+    file = ChangedFile(place, head, None if is_ours else before, after)
+    entry = InstalledEntry("kata-vfio", (EntryPart(place, wanted),))
+    program: ProgramName = "docker" if place == JSON else "containerd"
+    return InstalledRuntime(program, place, (file,), (entry,))
+
+
+def after(record: InstalledRuntime) -> str:
+    """The text of the file as it was written."""
+    return record.files[0].written
+
+
+def removed(record: InstalledRuntime, current: str) -> str | None:
+    """The present text of the file without the entry."""
+    place = record.files[0].path
+    left = remove(record, {"kata-vfio"}, {place: current}, (), "the command")
+    assert not left.record.entries
+    return left.texts[place]
+
+
+def is_part_of(lines: list[str], others: list[str]) -> bool:
+    """Whether all lines are among the others, in the same order."""
+    rest = iter(others)
+    return all(any(line == other for other in rest) for line in lines)
 
 
 @settings(max_examples=150)
 @given(documents())
 def test_what_is_set_is_there_and_comes_out_to_the_byte(before: str) -> None:
-    file = written(before)
-    data = tomllib.loads(file.after)
+    record = written(before)
+    data = tomllib.loads(after(record))
     assert data == values.with_settings(tomllib.loads(before), SETTINGS)
-    assert text.without_file(file.after, file, file.keys) == before
-    for line in before.splitlines():
-        if not line.strip().startswith("imports"):
-            assert line.strip() in file.after
+    assert removed(record, after(record)) == before
+    foreign = [line.strip() for line in before.splitlines() if "imports" not in line]
+    assert is_part_of(foreign, [line.strip() for line in after(record).splitlines()])
 
 
 def test_tables_that_tomlkit_rejects_are_edited_line_by_line() -> None:
@@ -103,25 +135,118 @@ def test_tables_that_tomlkit_rejects_are_edited_line_by_line() -> None:
         f"[plugins]\n{cri}.containerd.runtimes]\n{cri}.containerd]\n{cri}]\n"
         f"  {cri}.containerd.runtimes.runc]\n"
     )
-    file = written(before)
-    assert tomllib.loads(file.after) == values.with_settings(tomllib.loads(before), SETTINGS)
-    assert text.without_file(file.after, file, file.keys) == before
+    record = written(before)
+    assert tomllib.loads(after(record)) == values.with_settings(tomllib.loads(before), SETTINGS)
+    assert removed(record, after(record)) == before
+
+
+def test_an_edit_that_would_write_a_line_of_others_anew_is_made_another_way() -> None:
+    """The header of the second table would get the indentation of the first one."""
+    lines = [
+        f'  [plugins."{CRI}".containerd.runtimes.runc]',
+        f'[ plugins . "{CRI}" . registry ] # of others',
+    ]
+    record = written("\n".join(lines) + "\n")
+    assert is_part_of(lines, after(record).splitlines())
+
+
+def test_a_removal_that_would_lose_a_comment_is_refused_with_the_keys() -> None:
+    """No line is found as it was written, and the comment is in a table that would go."""
+    record = written("version = 2\n")
+    indented = "".join(f"  {line}\n" for line in after(record).splitlines())
+    assert (removed(record, indented) or "").split() == ["version", "=", "2"]
+    with pytest.raises(Refusal, match="without losing other settings") as refusal:
+        removed(record, f"{indented}  # of others\n")
+    assert f"remove imports, {shown(ENTRY)}" in refusal.value.hint
+
+
+@pytest.mark.parametrize("made", ["version = 3\n", "version = \n"])
+def test_a_text_with_other_values_than_expected_is_never_used(
+    monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    record = written("version = 2\n")
+    monkeypatch.setattr(text, "additions", lambda *_: [made])
+    with pytest.raises(Refusal, match="without losing other settings"):
+        written("version = 2\n")
+    monkeypatch.setattr(text, "merge", lambda *_: made)
+    monkeypatch.setattr(text, "without_keys", lambda *_: made)
+    with pytest.raises(Refusal, match="without losing other settings"):
+        removed(record, f"{after(record)}# of others\n")
+
+
+def test_an_entry_under_another_name_of_the_plugin_is_not_reported_as_removed() -> None:
+    """`containerd config migrate` renames the plugin when it writes version 3."""
+    record = written("version = 2\n")
+    with pytest.raises(Refusal, match="was changed since vfiomgr wrote it") as refusal:
+        removed(record, after(record).replace(CRI, "io.containerd.cri.v1.runtime"))
+    assert "then run the command again" in refusal.value.hint
 
 
 @settings(max_examples=150)
 @given(documents(), st.sampled_from(["# later\n", "\n[later]\nx = 1 # y\n", "late = 2\n"]))
 def test_what_others_changed_since_stays(before: str, later: str) -> None:
-    file = written(before)
-    changed = later + file.after if later.startswith("late") else file.after + later
-    left = text.without_file(changed, file, file.keys)
+    record = written(before)
+    is_first = later.startswith("late")
+    left = removed(record, later + after(record) if is_first else after(record) + later)
     assert left is not None
-    expected = values.without_keys(tomllib.loads(changed), file.keys, tomllib.loads(before))
-    assert tomllib.loads(left) == expected
+    assert tomllib.loads(left) == tomllib.loads(_with_line_end(before, later, is_first=is_first))
     assert later.strip() in left
-    assert "kata-vfio" not in left
-    for line in before.splitlines():
-        if "#" in line and "imports" not in line:
-            assert line.strip() in left
+    assert is_part_of(_lines_of(before), _lines_of(left))
+
+
+def _with_line_end(before: str, later: str, *, is_first: bool) -> str:
+    return later + before if is_first else f"{before}\n{later}"
+
+
+def _lines_of(content: str) -> list[str]:
+    return [line.strip() for line in content.splitlines() if line.strip()]
+
+
+@settings(max_examples=60)
+@given(documents(), st.data())
+def test_a_comment_anywhere_in_the_file_stays_or_the_removal_is_refused(
+    before: str, data: st.DataObject
+) -> None:
+    record = written(before)
+    lines = after(record).splitlines(keepends=True)
+    at = data.draw(st.integers(0, len(lines)))
+    current = "".join((*lines[:at], "# of somebody else\n", *lines[at:]))
+    try:
+        wanted = tomllib.loads(current)
+    except tomllib.TOMLDecodeError:
+        return  # inside of a text, or after a torn line
+    if wanted != tomllib.loads(after(record)):
+        return
+    left = current
+    with contextlib.suppress(Refusal):
+        left = removed(record, current) or ""
+    assert "# of somebody else" in left
+    foreign = [line for line in _lines_of(before) if "imports" not in line]
+    assert is_part_of(foreign, _lines_of(left))
+
+
+@settings(max_examples=60)
+@given(documents(), st.data())
+def test_a_file_written_again_by_another_program_loses_the_entry_and_nothing_else(
+    before: str, data: st.DataObject
+) -> None:
+    """Another indentation, so that no line is found as it was written."""
+    record = written(before)
+    lines = after(record).splitlines()
+    indent = data.draw(st.sampled_from([" ", "   "]))
+    current = "".join(f"{indent}{line}\n" for line in lines)
+    try:
+        is_same = tomllib.loads(current) == tomllib.loads(after(record))
+    except tomllib.TOMLDecodeError:
+        return
+    if not is_same:
+        return
+    left = current
+    with contextlib.suppress(Refusal):
+        left = removed(record, current) or ""
+        assert tomllib.loads(left) == tomllib.loads(before)
+    comments = [line for line in _lines_of(before) if line.startswith("#")]
+    assert is_part_of(comments, _lines_of(left))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +264,14 @@ def test_json_keeps_the_order_of_keys_and_comes_back_to_the_byte(before: str) ->
         Setting(("runtimes", "kata"), {"runtimeType": "/shim"}),
         Setting(("features", "cdi"), value=True, is_shared=True),
     )
-    file = written(before, JSON, wanted)
-    data, old = json.loads(file.after), json.loads(before or "{}")
+    record = written(before, JSON, wanted)
+    data, old = json.loads(after(record)), json.loads(before or "{}")
     assert [key for key in data if key in old] == list(old)
     assert data["runtimes"]["kata"] == {"runtimeType": "/shim"}
     assert data["features"] == {**old.get("features", {}), "cdi": True}
-    assert text.without_file(file.after, file, file.keys) == before
-    changed = file.after.replace('"kata"', '"theirs"').replace("journald", "local")
-    assert "theirs" in (text.without_file(changed, file, file.keys) or "")
+    assert removed(record, after(record)) == before
+    changed = after(record).replace('"kata"', '"theirs"').replace("journald", "local")
+    assert "theirs" in (removed(record, changed) or "")
 
 
 ADDED = (
@@ -162,20 +287,20 @@ BY_HAND = (
 
 @pytest.mark.parametrize("before", BY_HAND)
 def test_json_written_by_hand_stays_to_the_byte_around_what_is_set(before: str) -> None:
-    file = written(before, JSON, ADDED)
-    assert json.loads(file.after)["runtimes"]["kata"]["options"] == {"ConfigPath": "/c"}
-    assert json.loads(file.after)["features"] == {"cdi": True}
+    record = written(before, JSON, ADDED)
+    made = after(record)
+    assert json.loads(made)["runtimes"]["kata"]["options"] == {"ConfigPath": "/c"}
+    assert json.loads(made)["features"] == {"cdi": True}
     for line in before.splitlines():
         for part in line.rstrip().removesuffix("}").rstrip().split(","):
-            assert part.replace("null", "").replace("{}", "").rstrip("}") in file.after
-    assert ("\r" in before) == (file.after.count("\r\n") == file.after.count("\n"))
-    later = file.after.replace("{", '{"later": 7.00,', 1)
-    left = text.without_file(later, file, file.keys)
+            assert part.replace("null", "").replace("{}", "").rstrip("}") in made
+    assert ("\r" in before) == (made.count("\r\n") == made.count("\n"))
+    left = removed(record, made.replace("{", '{"later": 7.00,', 1))
     assert left is not None
     assert '"later": 7.00' in left
     assert "kata" not in left
     assert "cdi" not in left
-    assert text.without_file(file.after, file, file.keys) == before
+    assert removed(record, made) == before
 
 
 @pytest.mark.parametrize(
@@ -204,14 +329,14 @@ def test_toml_nested_too_deep_is_told() -> None:
 @pytest.mark.parametrize("indent", [4, 2, "\t"])
 def test_json_keeps_its_style(indent: int | str) -> None:
     before = json.dumps({"a": {"b": 1}}, indent=indent) + "\n"
-    after = written(before, JSON, (Setting(("runtimes", "kata"), {"path": "/x"}),)).after
-    assert after == json.dumps(json.loads(after), indent=indent) + "\n"
+    made = after(written(before, JSON, (Setting(("runtimes", "kata"), {"path": "/x"}),)))
+    assert made == json.dumps(json.loads(made), indent=indent) + "\n"
 
 
 def test_a_file_of_our_own_goes_once_nothing_is_left_in_it() -> None:
-    file = replace(written("# head\n"), before=None)
-    assert text.without_file(file.after + "# a comment\n", file, file.keys) is None
-    left = text.without_file(file.after + "[theirs]\nx = 1\n", file, file.keys)
+    record = written("# head\n", is_ours=True)
+    assert removed(record, after(record) + "# a comment\n") is None
+    left = removed(record, after(record) + "[theirs]\nx = 1\n")
     assert left is not None
     assert tomllib.loads(left) == {"theirs": {"x": 1}}
 
@@ -261,10 +386,9 @@ EDITS: list[tuple[Callable[[str], str], str]] = [
 
 @pytest.mark.parametrize(("edit", "key"), EDITS)
 def test_an_edit_is_refused_by_its_key(edit: Callable[[str], str], key: str) -> None:
-    file = written("version = 2\n")
-    data = tomllib.loads(edit(file.after))
+    record = written("version = 2\n")
     with pytest.raises(Refusal) as refusal:
-        values.refuse_edited(data, file.keys, TOML, "the command")
+        removed(record, edit(after(record)))
     assert f"{shown(ENTRY)}.{key} in {TOML}" in refusal.value.message
     assert "the command" in refusal.value.hint
 
@@ -302,11 +426,10 @@ def test_a_pattern_finds_what_gos_does(pattern: str, path: str, *, is_found: boo
 
 
 def test_the_record_says_again_what_was_recorded() -> None:
-    from vfiomgr.containers.runtimes.model import InstalledRuntime  # noqa: PLC0415
-
-    entries = (InstalledRuntime("containerd", TOML, "kata", (written("a = 1\n"),)),)
-    assert parse_record(render_record(entries)) == entries
-    for damaged in ("{", "[]", '{"api_version": "vfiomgr/v2", "entries": []}', '{"entries": 1}'):
+    record = (written("a = 1\n"), written("{}", JSON, ADDED))
+    assert parse_record(render_record(record)) == record
+    assert render_record([InstalledRuntime("crio", TOML)]) is None
+    for damaged in ("{", "[]", '{"api_version": "vfiomgr/v2", "runtimes": []}', '{"runtimes": 1}'):
         with pytest.raises(InvalidDocument):
             parse_record(damaged)
 

@@ -55,10 +55,10 @@ def test_a_change_cannot_be_undone_in_a_text_that_would_be_compared_for_too_long
 ) -> None:
     monkeypatch.setattr(difflib.SequenceMatcher, "find_longest_match", work_without_limit)
     before, after = "".join(REPEATED), "".join(EDITED)
-    assert runtimes.reverted(after, before, after) == before
+    assert runtimes.merge(after, after, before) == before
     now = "".join(["# mine\n", *EDITED[:35_000], "# mine\n", *EDITED[35_000:], "# mine\n"])
-    assert runtimes.reverted(now, before, after) is None
-    assert runtimes._lost(before, after) == 10_002
+    assert runtimes.merge(now, after, before) is None
+    assert runtimes._lost_lines(before, after) == 10_002
 
 
 def test_usual_texts_have_the_differences_of_difflib() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.hosts import network_adapter
-from vfiomgr.containers.runtimes.model import parse_record as parse_runtimes
+from vfiomgr.containers.runtimes.record import parse_record as parse_runtimes
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host import bounded
 from vfiomgr.libvirt.hook import parse_record as parse_guest
@@ -74,11 +74,11 @@ def test_a_record_of_a_guest_that_is_none_is_a_malformed_document(text: str, why
         ("5", "Expected `object`, got `int`"),
         (DEEP, "nested deeper than"),
         (
-            '{"api_version": "vfiomgr/v1", "kind": "InstalledRuntimes", "entries": 5}',
-            "entries: Expected `array`, got `int`",
+            '{"api_version": "vfiomgr/v1", "kind": "InstalledRuntimes", "runtimes": 5}',
+            "runtimes: Expected `array`, got `int`",
         ),
         (
-            '{"api_version": "vfiomgr/v9", "kind": "InstalledRuntimes", "entries": []}',
+            '{"api_version": "vfiomgr/v9", "kind": "InstalledRuntimes", "runtimes": []}',
             "api_version is 'vfiomgr/v9'",
         ),
     ],

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from tests.fakes.containerd import Containerd
 from tests.unit.runtimes import CONFIGURATION, DROP_IN, MAIN, SHIM, V2, V3, put, text
-from vfiomgr.containers.runtimes.model import RECORD
+from vfiomgr.containers.runtimes.record import RECORD
 from vfiomgr.kata.explain.facts import read_handlers
 from vfiomgr.paths import HostPath
 
@@ -28,7 +28,7 @@ RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
 
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
 
 
 @pytest.mark.parametrize("told", ["2.1", "2.1.9"])

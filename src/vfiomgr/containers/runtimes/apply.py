@@ -21,9 +21,9 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from vfiomgr.containers.runtimes.edits import Decision
     from vfiomgr.containers.runtimes.facts import Dump, Texts
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
-    from vfiomgr.containers.runtimes.text import Decision
     from vfiomgr.engine.run import Outcome
     from vfiomgr.host.tree import HostTree
 

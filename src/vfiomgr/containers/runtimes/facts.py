@@ -47,7 +47,7 @@ _KEYS: dict[ProgramName, tuple[Key, ...]] = {
 }
 
 
-def has_entry(file: ConfigFile, program: ProgramName, name: str) -> bool:
+def has_entry(file: ConfigFile, program: str, name: str) -> bool:
     """Whether the entry exists.
 
     Raises:
@@ -57,7 +57,7 @@ def has_entry(file: ConfigFile, program: ProgramName, name: str) -> bool:
     if file.text is None:
         return False
     if program not in _KEYS:
-        return other_runtimes.names(file.text, name)
+        return other_runtimes.has_runtime(file.text, name)
     data = text.parse(file.text, file.path)
     return any(values.found(data, (*key, name)) is not values.ABSENT for key in _KEYS[program])
 

@@ -17,6 +17,7 @@ from vfiomgr.containers.runtimes.model import (
     depends_on_release,
     imports_of,
 )
+from vfiomgr.containers.runtimes.record import parse_record, text_of_record
 from vfiomgr.diagnostic import refuse
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
@@ -88,6 +89,45 @@ def locate(
     named = None if place == path else path
     is_series = version is not None and version != installed and version.micro == 0
     return RuntimeLocation(program, place, version or installed, other, is_series, named)
+
+
+def places_of(
+    tree: HostTree,
+    name: str,
+    program: ProgramName | None,
+    main: str | None,
+    version: Version | None,
+) -> tuple[RuntimeLocation, ...]:
+    """The places of vfiomgr's entry with a name, in each runtime and file that the options allow.
+
+    Raises:
+        NeedsRoot: only root may read the record.
+        InvalidDocument: the record is damaged.
+
+    """
+    places = []
+    for one in parse_record(text_of_record(tree)):
+        if not one.has_entry(name) or program not in (None, one.program):
+            continue
+        usual = locate(tree, one.program, main, version)
+        if usual.main == one.main:
+            places.append(usual)
+        elif main is None:
+            places.append(locate(tree, one.program, one.main, version))
+    return tuple(places)
+
+
+def recorded_places(tree: HostTree) -> tuple[RuntimeLocation, ...]:
+    """All places with entries of vfiomgr.
+
+    Raises:
+        NeedsRoot, InvalidDocument: as `places_of`.
+
+    """
+    record = parse_record(text_of_record(tree))
+    names = dict.fromkeys(entry.name for runtime in record for entry in runtime.entries)
+    found = (place for name in names for place in places_of(tree, name, None, None, None))
+    return tuple({(place.program, place.main): place for place in found}.values())
 
 
 def read_facts(

@@ -1,4 +1,4 @@
-"""Container runtimes, an entry for one of them, and the record of what was written."""
+"""Container runtimes, their files, and an entry for one of them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import json
 import posixpath
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
-from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.expressions import expression
-from vfiomgr.paths import STATE, HostPath
+from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 ProgramName = Literal["containerd", "crio", "docker", "k3s", "rke2"]
 PROGRAMS: tuple[ProgramName, ...] = get_args(ProgramName)
 Key = tuple[str, ...]
 """The key of a value in a document: the names of the tables around it, and its own."""
 
-RECORD = STATE / "runtimes.json"
-_VERSION = "vfiomgr/v1"
 _CHARACTER = r"(?:\\.|[^\\\]-])"
 _PIECE = expression(
     rf"\\(?P<escaped>.)|\[(?P<negated>\^?)(?P<class>(?:{_CHARACTER}(?:-{_CHARACTER})?)+)\]|[^\\[]",
@@ -107,77 +99,6 @@ class Setting(Value):
     is_item: bool = False
     is_shared: bool = False
     """Whether other entries also need it."""
-
-
-class OwnedKey(Value):
-    """A written value as JSON, and the value that it replaced."""
-
-    path: Key
-    value: str
-    before: str | None = None
-    is_item: bool = False
-    is_shared: bool = False
-
-
-class OwnedFile(Value):
-    """A created or changed file, with its entire previous and new text."""
-
-    path: str
-    before: str | None
-    after: str
-    keys: tuple[OwnedKey, ...] = ()
-    backup: str | None = None
-    made_directory: bool = False
-    """Whether its directory was created for it."""
-
-
-class InstalledRuntime(Value):
-    """The record of an entry, for removing exactly that entry."""
-
-    program: str
-    main: str
-    """The runtime's own file: a host may have two containerds."""
-    name: str
-    files: tuple[OwnedFile, ...]
-
-    def is_beside(self, other: InstalledRuntime) -> bool:
-        """Whether both are in the files of one runtime."""
-        return (self.program, self.main) == (other.program, other.main)
-
-
-class _Record(Value):
-    """The file with all entries."""
-
-    api_version: str
-    kind: str
-    entries: tuple[InstalledRuntime, ...]
-
-
-def render_record(installed: Iterable[InstalledRuntime]) -> str:
-    """The record of all entries as a JSON document."""
-    document = _Record(_VERSION, "InstalledRuntimes", tuple(installed))
-    return json.dumps(to_jsonable(document), indent=2) + "\n"
-
-
-def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
-    """Read a record that `render_record` wrote.
-
-    Raises:
-        InvalidDocument: it is invalid, or of another version.
-
-    """
-    if text is None:
-        return ()
-    try:
-        record = from_jsonable(_Record, parse_json(text))
-        if record.api_version != _VERSION:
-            message = f"api_version is {record.api_version!r}"
-            raise ValueError(message)
-    except (ValueError, RecursionError) as error:
-        message = f"{RECORD} is not a valid record of vfiomgr: {error}"
-        hint = "restore it from a backup; without it vfiomgr does not know which entries it wrote"
-        raise InvalidDocument(message, hint) from None
-    return record.entries
 
 
 def shown(key: Key) -> str:

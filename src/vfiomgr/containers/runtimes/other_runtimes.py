@@ -20,16 +20,16 @@ from vfiomgr.containers.runtimes.containerd import (
     oci_table,
     refuse_name,
 )
+from vfiomgr.containers.runtimes.edits import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import Setting, shown
-from vfiomgr.containers.runtimes.text import EMPTY_JSON, HEAD, Decision, Edit
-from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.model import Key, OwnedFile, RuntimeFacts, RuntimeRequest
+    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, RuntimeRequest
 
 
 _RUNTIMES: Key = ("crio", "runtime", "runtimes")
@@ -189,7 +189,7 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     runtimes = ("plugins", plugin, "containerd", "runtimes")
     there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
     is_made = values.found(there, (*runtimes, request.name)) is not values.ABSENT
-    if names(template.text or "", request.name):
+    if has_runtime(template.text or "", request.name):
         refuse_name(request, f"{request.program}, in {template.path}")
     if is_made and not facts.was_ours:
         refuse_name(request, f"{request.program}, in {rendered.path}")
@@ -197,7 +197,9 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
         kata_table(request) if request.is_kata else oci_table(request, _options(there, runtimes))
     )
     settings = [Setting((*runtimes, request.name), table)]
-    block = f"{_begin(request.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+    block = (
+        f"{beginning_of(request.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+    )
     return Decision(
         (Edit(template, (), BASE, block),),
         tuple(_k3s_notes(facts, request, there, plugin)),
@@ -229,40 +231,13 @@ def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "BinaryName"}
 
 
-def _begin(name: str) -> str:
+def beginning_of(name: str) -> str:
+    """The first line of the block of an entry in a template."""
     return f"# vfiomgr: {name}\n"
 
 
-def block_of(template: str, name: str) -> str:
-    """The added block of an entry; empty if there is none."""
-    return template.partition(_begin(name))[2].partition(_END)[0]
-
-
-def names(template: str, name: str) -> bool:
-    """Whether a template has a table for a runtime of this name."""
+def has_runtime(template: str, name: str) -> bool:
+    """Whether a template has a table, or a block of vfiomgr, for a runtime of this name."""
     quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))
-    return (
-        re.search(rf"^\s*\[[^]#\n]*\.runtimes\.({quoted})\s*\]", template, re.MULTILINE) is not None
-    )
-
-
-def without_block(current: str, file: OwnedFile, name: str, command: str) -> str | None:
-    """A template without the added block; None if nothing is left.
-
-    Raises:
-        Refusal: the block was changed since.
-
-    """
-    if current == file.after:
-        return file.before
-    left = text.reverted(current, BASE if file.before is None else file.before, file.after)
-    if left is not None:
-        return None if file.before is None and left.strip() == BASE.strip() else left
-    if _begin(name) not in current and not names(current, name):
-        return current
-    message = f"entry {name} in {file.path} was changed since vfiomgr wrote it"
-    hint = (
-        f"remove it manually, including its lines `{_begin(name).strip()}`; then run {command} "
-        "again"
-    )
-    raise refusal([blocker("runtime-entry-changed", file.path, message, hint)])
+    table = re.compile(rf"^\s*\[[^]#\n]*\.runtimes\.({quoted})\s*\]", re.MULTILINE)
+    return beginning_of(name) in template or table.search(template) is not None

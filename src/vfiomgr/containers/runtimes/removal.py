@@ -1,313 +1,207 @@
-"""Remove the values of one of several entries from a file, as if it had never been written.
+"""Remove entries from files, and keep everything else that is in them.
 
-The record of each entry has the file before and after it. If no other program changes the file,
-these form a chain from the first text to the present one, so the other entries can be written again
-from the first text on: removing the last entry restores the original bytes.
+The record has each file as it was before the first entry. If nothing else was changed since, the
+file becomes that text with the remaining entries, so removing the last one restores the original
+bytes. Otherwise the same change is made to the present text, as far as it only removes what vfiomgr
+wrote.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.runtimes import other_runtimes, text, values
-from vfiomgr.containers.runtimes.model import (
+from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.edits import with_parts
+from vfiomgr.containers.runtimes.facts import has_entry
+from vfiomgr.containers.runtimes.model import ConfigFile, Setting, absolute, covers, shown
+from vfiomgr.containers.runtimes.other_runtimes import BASE, beginning_of
+from vfiomgr.containers.runtimes.record import (
+    ChangedFile,
+    EntryPart,
+    InstalledEntry,
     InstalledRuntime,
-    OwnedFile,
-    OwnedKey,
-    Setting,
-    absolute,
-    covers,
-    shown,
+    parts_in,
 )
-from vfiomgr.containers.runtimes.text import EMPTY_JSON, HEAD, start_of
-from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.diagnostic import refuse
+from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from vfiomgr.paths import HostPath
-
-    _Link = tuple[InstalledRuntime, OwnedFile]
-
-
-class Replayed(Value):
-    """The text of a file without an entry, and the new record of the others."""
-
-    text: str | None
-    others: tuple[InstalledRuntime, ...]
-
-
-def replayed(
-    entry: InstalledRuntime, path: str, others: tuple[InstalledRuntime, ...], current: str
-) -> Replayed | None:
-    """A file without an entry, if there are others of the same runtime.
-
-    Values that the others also need are passed to the first of them. None if there is no other, the
-    file was changed by another program, or it cannot be written again.
-    """
-    heirs = [one for one in others if one.is_beside(entry)]
-    chain = _chain([entry, *heirs], path, current)
-    if not heirs or not chain:
-        return None
-    left = [(one, part) for one, part in chain if one is not entry]
-    gone = [part for one, part in chain if one is entry]
-    shared = [key for part in gone for key in part.keys if key.is_shared]
-    if not left and shared:
-        left = [(heirs[0], replace(gone[0], keys=()))]
-    try:
-        parts = _written(chain[0][1].before, left, shared)
-    except (InvalidDocument, Refusal):
-        return None
-    made = tuple(_with_parts(one, path, parts) for one in others)
-    return Replayed(parts[-1][1].after if parts else chain[0][1].before, made)
-
-
-def _chain(entries: Iterable[InstalledRuntime], path: str, current: str) -> list[_Link]:
-    """What each entry made of a file, in order; empty if a link is missing."""
-    loose = [(one, part) for one in entries for part in one.files if part.path == path]
-    chain: list[_Link] = []
-    now: str | None = current
-    while loose:
-        found = next((link for link in loose if link[1].after == now), None)
-        if found is None:
-            return []
-        chain.insert(0, found)
-        loose.remove(found)
-        now = found[1].before
-    return chain
-
-
-def _written(before: str | None, links: Iterable[_Link], shared: Iterable[OwnedKey]) -> list[_Link]:
-    """The same entries written again from another text on; the first also gets shared values."""
-    made: list[_Link] = []
-    for one, part in links:
-        known = {(key.path, key.value if key.is_item else "") for key in part.keys}
-        passed_on = [k for k in shared if (k.path, k.value if k.is_item else "") not in known]
-        settings = [_setting(key) for key in (*passed_on, *part.keys)]
-        start = start_of(before, EMPTY_JSON if text.is_json(part.after, part.path) else HEAD)
-        after = text.with_settings(start, settings, part.path)
-        keys = values.owned(text.parse(start, part.path), settings)
-        made.append((one, replace(part, before=before, after=after, keys=keys)))
-        before, shared = after, ()
-    return made
-
-
-def _setting(key: OwnedKey) -> Setting:
-    return Setting(key.path, json.loads(key.value), key.is_item, key.is_shared)
-
-
-def _with_parts(one: InstalledRuntime, path: str, parts: Iterable[_Link]) -> InstalledRuntime:
-    """The record of an entry with its present changes to a file."""
-    own = tuple(part for owner, part in parts if owner is one)
-    if not own:
-        return one
-    return replace(one, files=(*(file for file in one.files if file.path != path), *own))
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 
 class Removal(Value):
-    """The texts of an entry's files without it, and the new record of the others."""
+    """The texts of the changed files without the entries, and the record of the others."""
 
     texts: dict[str, str | None]
-    others: tuple[InstalledRuntime, ...]
-    notes: tuple[str, ...]
-
-
-class _Keys(Value):
-    """What happens to the keys of a file."""
-
-    taken: tuple[OwnedKey, ...]
-    handed: tuple[OwnedKey, ...]
-    left: tuple[str, ...]
-    """Why some stay."""
+    record: InstalledRuntime
+    notes: tuple[str, ...] = ()
 
 
 def remove(
-    entry: InstalledRuntime,
-    others: Iterable[InstalledRuntime],
+    record: InstalledRuntime,
+    names: Collection[str],
     texts: Mapping[str, str | None],
-    beside: Iterable[HostPath],
+    beside: Collection[HostPath],
     command: str,
 ) -> Removal:
-    """Remove an entry from the present texts of its files.
+    """Remove entries from the present texts of their files.
 
     `beside` are drop-ins of other programs; `command` is the command to run again after a manual
     edit.
 
     Raises:
         InvalidDocument: a file is not readable.
-        Refusal: the entry was changed since.
+        Refusal: an entry was changed since, or cannot be removed without losing something else.
 
     """
-    others = tuple(others)
-    heir = next((one for one in others if one.is_beside(entry)), None)
-    left = dict(texts)
+    going = [entry for entry in record.entries if entry.name in names]
+    staying = [entry for entry in record.entries if entry.name not in names]
+    staying = _with_shared_settings(staying, going)
+    left: dict[str, str | None] = {}
+    files: list[ChangedFile] = []
     notes: list[str] = []
-    handed: list[OwnedFile] = []
-    for file in entry.files:
-        current = left.get(file.path)
+    for file in record.files:
+        removed, others = parts_in(file.path, going), parts_in(file.path, staying)
+        if not removed:
+            files.append(file)
+            continue
+        current = texts[file.path]
+        settings = [setting for part in removed for setting in part.settings]
+        needed = [] if others else [*_needed(file, current, settings, beside)]
+        kept = EntryPart(file.path, tuple(setting for setting, _ in needed))
+        target = with_parts(file.original, file.head, [*others, kept], file.path)
+        if others and target is not None:
+            files.append(replace(file, written=target))
+        notes += [why for _, why in needed]
         if current is None:
             notes.append(f"{file.path} is already removed")
-            continue
-        if not file.keys:
-            left[file.path] = other_runtimes.without_block(current, file, entry.name, command)
-            others = _rebased(others, entry, file, ())
-            continue
-        made = replayed(entry, file.path, others, current)
-        if made is not None:
-            left[file.path], others = made.text, made.others
-            continue
-        data = text.parse(current, file.path)
-        file, others = _without_superseded(data, entry, file, others)  # noqa: PLW2901
-        values.refuse_edited(data, file.keys, file.path, command)
-        keys = _sorted_out(data, file, beside, has_heir=heir is not None)
-        notes += keys.left
-        handed += [_part(file, keys.handed)] if keys.handed else []
-        left[file.path] = text.without_file(current, file, keys.taken)
-        others = _rebased(others, entry, file, keys.taken)
-    heir = next((one for one in others if one.is_beside(entry)), None)
-    if heir is not None and handed:
-        grown = replace(heir, files=(*heir.files, *handed))
-        others = tuple(grown if one is heir else one for one in others)
-    return Removal(left, others, tuple(dict.fromkeys(notes)))
-
-
-def _without_superseded(
-    data: values.Data,
-    entry: InstalledRuntime,
-    file: OwnedFile,
-    others: tuple[InstalledRuntime, ...],
-) -> tuple[OwnedFile, tuple[InstalledRuntime, ...]]:
-    """A file without values that a later entry replaced, and what that entry replaced instead.
-
-    Two entries may have become the default one after the other.
-    """
-    replaced = {
-        own.path: own.before
-        for own in file.keys
-        if not own.is_item
-        and not values.is_there(data, own)
-        and any(
-            key.path == own.path and values.is_there(data, key)
-            for one in others
-            if one.is_beside(entry)
-            for part in one.files
-            for key in part.keys
-            if part.path == file.path
-        )
-    }
-
-    def passed_on(part: OwnedFile) -> OwnedFile:
-        if part.path != file.path:
-            return part
-        keys = (
-            replace(key, before=replaced[key.path]) if key.path in replaced else key
-            for key in part.keys
-        )
-        return replace(part, before=_earlier(part.before, file, gone), keys=tuple(keys))
-
-    gone = tuple(key for key in file.keys if key.path in replaced)
-    kept = replace(file, keys=tuple(key for key in file.keys if key.path not in replaced))
-    if not replaced:
-        return file, others
-    return kept, tuple(
-        replace(one, files=tuple(map(passed_on, one.files))) if one.is_beside(entry) else one
-        for one in others
-    )
-
-
-def _earlier(before: str | None, file: OwnedFile, superseded: tuple[OwnedKey, ...]) -> str | None:
-    """The text that an entry found, without the value of an earlier entry that it replaced."""
-    try:
-        return before if before is None else text.without_file(before, file, superseded)
-    except Refusal:
-        return before  # the keys themselves know what they replaced
-
-
-def _rebased(
-    others: tuple[InstalledRuntime, ...],
-    entry: InstalledRuntime,
-    file: OwnedFile,
-    taken: tuple[OwnedKey, ...],
-) -> tuple[InstalledRuntime, ...]:
-    """The record of later entries, as if the removed one had never been there.
-
-    Otherwise the last of them would not know that the file was created for the first.
-    """
-
-    def without(told: str | None) -> str | None:
-        if told is None:
-            return None
-        if file.keys:
-            return text.without_file(told, file, taken) if taken else told
-        return other_runtimes.without_block(told, file, entry.name, "")
-
-    def rebased(later: OwnedFile) -> OwnedFile:
-        if later.path != file.path:
-            return later
-        try:
-            after = without(later.after)
-            return (
-                later
-                if after is None
-                else replace(later, before=without(later.before), after=after)
-            )
-        except Refusal:
-            return later  # what it says of before is as good as it was
-
-    return tuple(
-        replace(one, files=tuple(map(rebased, one.files))) if one.is_beside(entry) else one
-        for one in others
-    )
-
-
-def _sorted_out(
-    data: values.Data, file: OwnedFile, beside: Iterable[HostPath], *, has_heir: bool
-) -> _Keys:
-    taken: list[OwnedKey] = []
-    handed: list[OwnedKey] = []
-    left: list[str] = []
-    for key in file.keys:
-        if key.is_shared and has_heir:
-            handed.append(key)
-        elif key.is_shared and values.is_edited(data, key):
-            left.append(f"{shown(key.path)} in {file.path} stays: it was changed since")
-        elif key.is_shared and (users := _needing(data, file, key)):
-            left.append(
-                f"{shown(key.path)} in {file.path} stays: without it containerd would only have "
-                f"{', '.join(users)}"
-            )
-        elif key.is_item and (users := _brought_in(key, file, beside)):
-            left.append(
-                f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which also "
-                f"imports {', '.join(users)}"
-            )
+            left[file.path] = None
+        elif current == file.written:
+            left[file.path] = target
         else:
-            taken.append(key)
-    return _Keys(tuple(taken), tuple(handed), tuple(left))
+            taken = [setting for setting in settings if setting not in kept.settings]
+            edited = _EditedFile(file, current, target, command)
+            left[file.path] = edited.without(taken) if settings else edited.without_block()
+            if not settings or not all(one.is_shared for one in settings):
+                edited.refuse_remaining(left[file.path], record.program, going)
+    made = replace(record, files=tuple(files), entries=tuple(staying))
+    return Removal(left, made, tuple(dict.fromkeys(notes)))
 
 
-def _needing(data: values.Data, file: OwnedFile, key: OwnedKey) -> list[str]:
-    """Runtimes of other programs in the table where runc was added, which it still needs."""
-    if not isinstance(json.loads(key.value), dict):
+def _with_shared_settings(
+    staying: list[InstalledEntry], going: Iterable[InstalledEntry]
+) -> list[InstalledEntry]:
+    """The entries that stay; the first of them gets the settings that all of them need."""
+    if not staying:
         return []
-    ours = {own.path for own in file.keys}
-    around = values.found(data, key.path[:-1])
-    names = around if isinstance(around, dict) else {}
-    return [name for name in names if (*key.path[:-1], name) not in ours]
+    first, *others = staying
+    parts = {part.path: part for part in first.parts}
+    for part in (part for entry in going for part in entry.parts):
+        own = parts.get(part.path, EntryPart(part.path))
+        shared = [one for one in part.settings if one.is_shared and one not in own.settings]
+        if shared:
+            parts[part.path] = replace(own, settings=(*shared, *own.settings))
+    return [replace(first, parts=tuple(parts.values())), *others]
 
 
-def _brought_in(key: OwnedKey, file: OwnedFile, beside: Iterable[HostPath]) -> list[str]:
-    """Files of other programs that the import matches."""
-    pattern = absolute(json.loads(key.value), file.path)
-    return [path for path in beside if covers(pattern, path)]
+def _needed(
+    file: ChangedFile,
+    current: str | None,
+    settings: Iterable[Setting],
+    beside: Collection[HostPath],
+) -> Iterator[tuple[Setting, str]]:
+    """The shared settings that stay after the last entry, each with the reason."""
+    shared = [setting for setting in settings if setting.is_shared]
+    if current is None or not shared:
+        return
+    data, written = text.parse(current, file.path), text.parse(file.written, file.path)
+    original = text.parse(file.original or "", file.path)
+    ours = {setting.key for setting in settings}
+    for setting in shared:
+        name = shown(setting.key)
+        if values.is_edited(data, setting, written, original):
+            yield setting, f"{name} in {file.path} stays: it was changed since"
+        elif users := _runtimes_beside(data, setting, ours):
+            named = ", ".join(users)
+            yield (
+                setting,
+                f"{name} in {file.path} stays: without it containerd would only have {named}",
+            )
+        elif users := _imported_by(setting, file, beside):
+            named = ", ".join(users)
+            yield (
+                setting,
+                f"{name} in {file.path} keeps {setting.value}, which also imports {named}",
+            )
 
 
-def _part(file: OwnedFile, keys: tuple[OwnedKey, ...]) -> OwnedFile:
-    """A file as if only these keys had been written into it."""
-    settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
-    after = text.with_settings(file.before or "", settings, file.path)
-    return replace(file, after=after, keys=keys)
+def _runtimes_beside(data: values.Data, runc: Setting, ours: Collection[object]) -> list[str]:
+    """Runtimes of other programs in the table where runc was added, which it still needs."""
+    around = values.found(data, runc.key[:-1])
+    if not isinstance(runc.value, dict) or not isinstance(around, dict):
+        return []
+    return [name for name in around if (*runc.key[:-1], name) not in ours]
+
+
+def _imported_by(setting: Setting, file: ChangedFile, beside: Iterable[HostPath]) -> list[str]:
+    """Files of other programs that an import matches."""
+    if not setting.is_item:
+        return []
+    pattern = absolute(setting.value, file.path)
+    return [str(path) for path in beside if covers(pattern, path)]
+
+
+class _EditedFile(Value):
+    """A file that another program changed since vfiomgr wrote it."""
+
+    file: ChangedFile
+    current: str
+    target: str | None
+    """The text that it would become otherwise."""
+    command: str
+
+    def without(self, taken: Collection[Setting]) -> str | None:
+        """The text without settings; None if nothing is left of a file that vfiomgr created."""
+        path = self.file.path
+        data = text.parse(self.current, path)
+        written, target = text.parse(self.file.written, path), text.parse(self.target or "", path)
+        for setting in taken:
+            if not setting.is_shared and values.is_edited(data, setting, written, target):
+                self._refuse_edited(setting, values.found(data, setting.key))
+        wanted = values.merge(data, taken, written, target)
+        if self.file.original is None and not wanted:
+            return None
+        merged = text.merge(self.current, self.file.written, self.target or "")
+        return text.with_values(self.current, wanted, merged, taken, path)
+
+    def _refuse_edited(self, setting: Setting, current: object) -> NoReturn:
+        path, key = self.file.path, shown(setting.key)
+        below, before, there = values.first_difference(setting.value, current)
+        changed = shown((*setting.key, *below))
+        message = (
+            f"{changed} in {path} was changed since: it is {there}, but vfiomgr wrote {before}"
+        )
+        hint = f"restore it, or remove {key} from the file manually; then run {self.command} again"
+        refuse("runtime-entry-changed", path, message, hint)
+
+    def without_block(self) -> str | None:
+        """A template without the appended text; unchanged if the lines are not found."""
+        head = self.file.head
+        left = text.merge(self.current, self.file.written, self.target or head)
+        is_empty = self.file.original is None and (left or "").strip() == head.strip()
+        return None if is_empty else self.current if left is None else left
+
+    def refuse_remaining(
+        self, left: str | None, program: str, going: Iterable[InstalledEntry]
+    ) -> None:
+        """Refuse if the text still has an entry, e.g. below another name of the plugin."""
+        found = ConfigFile(HostPath(self.file.path), left)
+        for name in (entry.name for entry in going if has_entry(found, program, entry.name)):
+            message = f"entry {name} in {self.file.path} was changed since vfiomgr wrote it"
+            lines = f"`{beginning_of(name).strip()}`"
+            block = f", including its lines {lines}" if self.file.head == BASE else ""
+            hint = f"remove it manually{block}; then run {self.command} again"
+            refuse("runtime-entry-changed", self.file.path, message, hint)

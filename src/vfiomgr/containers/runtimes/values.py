@@ -6,13 +6,10 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.containers.runtimes.model import OwnedKey, Setting, shown
-from vfiomgr.diagnostic import refuse
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.runtimes.model import Key
+    from vfiomgr.containers.runtimes.model import Key, Setting
 
 Data = dict[str, Any]
 ABSENT = object()
@@ -45,89 +42,57 @@ def with_settings(data: Data, settings: Iterable[Setting]) -> Data:
     return result
 
 
-def owned(data: Data, settings: Iterable[Setting]) -> tuple[OwnedKey, ...]:
-    """The planned values of a document, with the values that they replace."""
-    keys: list[OwnedKey] = []
-    for setting in settings:
-        before = found(data, setting.key)
-        text = None if before is ABSENT else json.dumps(before)
-        value = json.dumps(setting.value)
-        keys.append(OwnedKey(setting.key, value, text, setting.is_item, setting.is_shared))
-    return tuple(keys)
+def merge(data: Data, settings: Iterable[Setting], written: Data, target: Data) -> Data:
+    """The data with the change of settings from `written` to `target`.
 
-
-def without_keys(data: Data, keys: Iterable[OwnedKey], before: Data) -> Data:
-    """The same document as if the values had never been set.
-
-    Tables that were created for them are removed too if they are empty.
+    Tables that are empty then are removed too, if `target` has none.
     """
     result = copy.deepcopy(data)
-    for key in keys:
-        _take_out(result, key, before)
+    for setting in settings:
+        current = found(result, setting.key)
+        if current is ABSENT:
+            continue
+        old, new = found(written, setting.key), found(target, setting.key)
+        if setting.is_item:
+            new = _without_item(current, setting.value, new)
+        if setting.is_item or old != new:
+            _replace(result, setting.key, new, target)
     return result
 
 
-def _take_out(data: Data, key: OwnedKey, before: Data) -> None:
-    *tables, last = key.path
-    chain = [data]
-    for name in tables:
-        inner = chain[-1].get(name)
-        if not isinstance(inner, dict):
-            return
-        chain.append(inner)
-    if last not in chain[-1]:
+def _without_item(current: Any, item: Any, target: Any) -> Any:  # noqa: ANN401
+    """A list without an item that `target` does not have; ABSENT if nothing is left of it."""
+    has_list = isinstance(target, list)
+    if not isinstance(current, list) or (has_list and item in target):
+        return current
+    left = [one for one in current if one != item]
+    return left if left or has_list else ABSENT
+
+
+def _replace(data: Data, key: Key, value: Any, target: Data) -> None:  # noqa: ANN401
+    """Set or remove an existing value, with tables that are left empty."""
+    tables = [found(data, key[:depth]) for depth in range(len(key))]
+    if value is not ABSENT:
+        tables[-1][key[-1]] = copy.deepcopy(value)
         return
-    left = remaining(chain[-1][last], key)
-    if left is not ABSENT:
-        chain[-1][last] = left
-        return
-    del chain[-1][last]
-    for depth in range(len(tables), 0, -1):
-        if chain[depth] or found(before, tuple(tables[:depth])) is not ABSENT:
+    for depth in reversed(range(len(key))):
+        del tables[depth][key[depth]]
+        if tables[depth] or found(target, key[:depth]) is not ABSENT:
             return
-        del chain[depth - 1][tables[depth - 1]]
 
 
-def remaining(current: Any, key: OwnedKey) -> Any:  # noqa: ANN401 - documents hold anything
-    """What remains after a value is removed; ABSENT if nothing does."""
-    if key.is_item:
-        left = [item for item in current if item != json.loads(key.value)]
-        return left if left or key.before is not None else ABSENT
-    return ABSENT if key.before is None else json.loads(key.before)
-
-
-def is_there(data: Data, key: OwnedKey) -> bool:
-    """Whether exactly the written value is there."""
-    current, wanted = found(data, key.path), json.loads(key.value)
-    if key.is_item:
-        return isinstance(current, list) and wanted in current
-    return bool(current == wanted)
-
-
-def is_edited(data: Data, key: OwnedKey) -> bool:
-    """Whether the value was changed since; a removed value was not."""
-    current = found(data, key.path)
-    if current is ABSENT or key.is_item or is_there(data, key):
+def is_edited(data: Data, setting: Setting, *known: Data) -> bool:
+    """Whether a value is another one than in all known documents; a removed value is not."""
+    current = found(data, setting.key)
+    if current is ABSENT or setting.is_item:
         return False
-    return key.before is None or bool(current != json.loads(key.before))
+    return all(current != found(one, setting.key) for one in known)
 
 
-def refuse_edited(data: Data, keys: Iterable[OwnedKey], place: str, command: str) -> None:
-    """Make sure that the values of this entry were not changed."""
-    for key in keys:
-        if key.is_shared or not is_edited(data, key):
-            continue
-        current = found(data, key.path)
-        changed, written, there = next(_differences(key.path, json.loads(key.value), current))
-        message = (
-            f"{shown(changed)} in {place} was changed since: it is {_told(there)}, but vfiomgr "
-            f"wrote {_told(written)}"
-        )
-        hint = (
-            f"restore it, or remove {shown(key.path)} from the file manually; then run {command} "
-            "again"
-        )
-        refuse("runtime-entry-changed", place, message, hint)
+def first_difference(one: Any, other: Any) -> tuple[Key, str, str]:  # noqa: ANN401
+    """The key of the first difference of two values, and what each has there."""
+    key, before, after = next(_differences((), one, other))
+    return key, _told(before), _told(after)
 
 
 def _told(value: Any) -> str:  # noqa: ANN401

@@ -1,0 +1,146 @@
+"""The record of the entries that vfiomgr added, and of the files that it changed for them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.runtimes.model import ProgramName, Setting
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.documents.text import parse_json
+from vfiomgr.errors import InvalidDocument, NeedsRoot
+from vfiomgr.paths import STATE
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from vfiomgr.host.tree import HostTree
+
+RECORD = STATE / "runtimes.json"
+_VERSION = "vfiomgr/v1"
+
+
+class EntryPart(Value):
+    """The values of an entry in one file."""
+
+    path: str
+    settings: tuple[Setting, ...] = ()
+    block: str = ""
+    """For a template, which contains more than values: the text to append."""
+
+
+class InstalledEntry(Value):
+    """An entry, with all that was written for it."""
+
+    name: str
+    parts: tuple[EntryPart, ...]
+
+
+class ChangedFile(Value):
+    """A file with entries, as if no other program had changed it since the first one."""
+
+    path: str
+    head: str
+    """The heading of the file if it is new."""
+    original: str | None
+    """The text without entries; None if the file did not exist."""
+    written: str
+    """The text with all entries."""
+    backup: str | None = None
+    made_directory: bool = False
+    """Whether its directory was created for it."""
+
+
+class InstalledRuntime(Value):
+    """A container runtime with entries; a host may have two containerds."""
+
+    program: ProgramName
+    main: str
+    """The runtime's own file."""
+    files: tuple[ChangedFile, ...] = ()
+    entries: tuple[InstalledEntry, ...] = ()
+
+    def file(self, path: str) -> ChangedFile | None:
+        """The record of a file; None if it has no entry."""
+        return next((file for file in self.files if file.path == path), None)
+
+    def has_entry(self, name: str) -> bool:
+        """Whether vfiomgr added an entry of this name."""
+        return any(entry.name == name for entry in self.entries)
+
+    def settings_of(self, names: Collection[str]) -> list[Setting]:
+        """The settings of entries, in all their files."""
+        found = (entry for entry in self.entries if entry.name in names)
+        return [setting for entry in found for part in entry.parts for setting in part.settings]
+
+
+class _Record(Value):
+    """The file with all entries."""
+
+    api_version: str
+    kind: str
+    runtimes: tuple[InstalledRuntime, ...]
+
+
+def parts_in(path: str, entries: Iterable[InstalledEntry]) -> list[EntryPart]:
+    """The values of entries in a file, in the order in which they were added."""
+    return [part for entry in entries for part in entry.parts if part.path == path]
+
+
+def render_record(installed: Iterable[InstalledRuntime]) -> str | None:
+    """The record as a JSON document; None if no entry is left."""
+    runtimes = tuple(runtime for runtime in installed if runtime.entries)
+    if not runtimes:
+        return None
+    document = _Record(_VERSION, "InstalledRuntimes", runtimes)
+    return json.dumps(to_jsonable(document), indent=2) + "\n"
+
+
+def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
+    """Read a record that `render_record` wrote.
+
+    Raises:
+        InvalidDocument: it is invalid, or of another version.
+
+    """
+    if text is None:
+        return ()
+    try:
+        record = from_jsonable(_Record, parse_json(text))
+        if record.api_version != _VERSION:
+            message = f"api_version is {record.api_version!r}"
+            raise ValueError(message)
+    except (ValueError, RecursionError) as error:
+        message = f"{RECORD} is not a valid record of vfiomgr: {error}"
+        hint = "restore it from a backup; without it vfiomgr does not know which entries it wrote"
+        raise InvalidDocument(message, hint) from None
+    return record.runtimes
+
+
+def text_of_record(tree: HostTree) -> str | None:
+    """The text of the record; None if there is none.
+
+    Raises:
+        NeedsRoot: only root may read it, because it contains entire files.
+
+    """
+    told = tree.read_text(RECORD)
+    if told is None and tree.exists(RECORD):
+        message = f"reading {RECORD}"
+        raise NeedsRoot(message, has_plan=False)
+    return told
+
+
+def runtime_at(
+    record: Iterable[InstalledRuntime], program: ProgramName, main: str
+) -> InstalledRuntime:
+    """The entries in the files of a runtime."""
+    found = (one for one in record if (one.program, one.main) == (program, main))
+    return next(found, InstalledRuntime(program, main))
+
+
+def with_runtime(record: Iterable[InstalledRuntime], changed: InstalledRuntime) -> str | None:
+    """The text of the record with the present entries of a runtime; None if no entry is left."""
+    place = (changed.program, changed.main)
+    return render_record((*(one for one in record if (one.program, one.main) != place), changed))
