@@ -80,7 +80,7 @@ def _managers(tree: HostTree) -> Iterator[str]:
     manager = read_manager(tree)
     if manager is not None:
         yield manager
-    if manager != "sdbootutil" and has_sdbootutil(tree):
+    if has_sdbootutil(tree):
         yield "sdbootutil"
 
 

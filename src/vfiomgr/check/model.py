@@ -16,7 +16,6 @@ from vfiomgr.persistence.initramfs.model import COMMANDS
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -182,7 +181,7 @@ _COMMAND_LINE = {  # the first that is there
     "/boot/refind_linux.conf": "edit the options in /boot/refind_linux.conf",
     "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
 }
-_INITRAMFS: dict[Tool, str] = {
+_INITRAMFS: dict[str, str] = {
     "rpm-ostree": f"run {shlex.join(COMMANDS['rpm-ostree'])} --track={{file}}",
     "bootc": "copy that file into the bootc image, run dracut when it is built, then bootc upgrade",
 }
@@ -248,7 +247,7 @@ def _command_line(distribution: Distribution) -> str | None:
 
 def rebuild_initramfs(host: HostSnapshot, file: str) -> str:
     """How to include a file of modprobe.d, which was just named, in the initramfs."""
-    if host.initramfs is None:
+    if host.initramfs is None or not host.initramfs.is_known:
         return "rebuild the initramfs"
     tool = host.initramfs.tool
     if tool in _INITRAMFS:

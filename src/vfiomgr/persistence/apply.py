@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.programs import ProgramAnswer
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.persistence.initramfs.model import Tool
 
 _LISTING = 60.0
 """Seconds to unpack an image and list it."""
@@ -114,7 +113,7 @@ def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
             _verify_image(tree, tool)
 
 
-def _verify_image(tree: HostTree, tool: Tool) -> None:
+def _verify_image(tree: HostTree, tool: str) -> None:
     """Warn about rules that the image of the running kernel lacks, or that it cannot be listed.
 
     Another tool may have built it, e.g. one that vfiomgr does not know.
@@ -146,7 +145,7 @@ def _why_not_listed(shown: str, answer: ProgramAnswer | None) -> str:
     return f"{shown} ended with {answer.status}: {said}"
 
 
-def _listing(tree: HostTree, tool: Tool) -> tuple[tuple[str, ...] | None, str]:
+def _listing(tree: HostTree, tool: str) -> tuple[tuple[str, ...] | None, str]:
     """The command that lists the image of the running kernel; None with the reason and a remedy."""
     release = tree.read(HostPath("/proc/sys/kernel/osrelease")) or ""
     if tool == "initramfs-tools":

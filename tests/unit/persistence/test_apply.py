@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.persistence.model import PersistedBinding
 
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
@@ -242,7 +241,7 @@ def make_preset(kernel: FakeKernel) -> None:
 
 
 @pytest.mark.parametrize("tool", [*LISTED])
-def test_the_rules_are_looked_for_in_the_new_image(kernel: FakeKernel, tool: Tool) -> None:
+def test_the_rules_are_looked_for_in_the_new_image(kernel: FakeKernel, tool: str) -> None:
     put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
     put(kernel, HOOKS[tool], "")
     put(kernel, rule_file(GPU), "")
@@ -272,7 +271,7 @@ UNLISTED = "was not found or did not end within 60 seconds"
     ],
 )
 def test_an_image_that_cannot_be_listed_is_not_verified(
-    kernel: FakeKernel, tool: Tool, answer: ProgramAnswer | None, why: str
+    kernel: FakeKernel, tool: str, answer: ProgramAnswer | None, why: str
 ) -> None:
     put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
     put(kernel, HOOKS[tool], "")

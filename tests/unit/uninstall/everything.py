@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.uninstall.requests import Uninstall
 
 PROGRAM = "/usr/bin/vfiomgr"
@@ -72,7 +71,7 @@ def everything(tmp_path: Path) -> FakeKernel:
     put(kernel, gpu_file(GPU_DEFINITION.gpu.address), render_gpu_definition(GPU_DEFINITION))
     put(kernel, RESOURCE, kernel.read_text(SPECIFICATION) or "")
     persisted = api.host_at(kernel).scan().persisted
-    tools: tuple[Tool, ...] = ("dracut", "mkinitcpio")
+    tools: tuple[str, ...] = ("dracut", "mkinitcpio")
     for tool in tools:
         put(kernel, HOOKS[tool], render_hook(tool, persisted))
     for path in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,18 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.persistence.initramfs.model import Manager, Tool
+    from vfiomgr.persistence.initramfs.model import Manager
 
 _STORAGE, _NETWORK, _DISPLAY, _USB = "01", "02", "03", "0c03"
 _ASSIGNMENT = expression(r"""(\w+)\+?=(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(\S*))""")
 _COMMENT = expression(r"(^|\s)#.*$", re.MULTILINE)
-_LIST = expression(r"^(modules|modules_force_load):\s*(\S.*)$", re.MULTILINE)
-_WITH_NETWORK = expression(r"^network:", re.MULTILINE)
 _INITRAMFS_TOOLS = HostPath("/etc/initramfs-tools")
 _DRACUT = HostPath("/etc/dracut.conf")
 _MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
 _PRESETS = HostPath("/etc/mkinitcpio.d")
-_BOOSTER = HostPath("/etc/booster.yaml")
 _OSTREE = HostPath("/run/ostree-booted")
 _ARGUMENTS = HostPath("/proc/cmdline")
 _MOUNTS = HostPath("/proc/mounts")
@@ -42,14 +38,17 @@ def read_initramfs(tree: HostTree) -> Initramfs | None:
 
     The installed program decides: the configuration of a former tool may still be there. In a copy
     of a host without programs, the configuration does. The image itself is not unpacked: that takes
-    seconds, and the next image may differ. What deploys images calls dracut.
+    seconds, and the next image may differ. What deploys images calls dracut. Of other tools only
+    the name is read; sdbootutil deploys what dracut builds to places of its own.
     """
     manager = read_manager(tree)
     if manager is not None:
         return _dracut(tree, manager)
+    if has_sdbootutil(tree):
+        return Initramfs("sdbootutil")
     installed = _installed_tool(tree)
     if installed is not None:
-        return _READERS[installed](tree)
+        return _READERS[installed](tree) if installed in _READERS else Initramfs(installed)
     for place, read in (
         (_INITRAMFS_TOOLS / "initramfs.conf", _initramfs_tools),
         (_MKINITCPIO, _mkinitcpio),
@@ -92,7 +91,7 @@ def read_manager(tree: HostTree) -> Manager | None:
         return "bootc"
     if has_program(tree, "transactional-update") and _is_root_read_only(tree):
         return "transactional-update"
-    return "sdbootutil" if has_sdbootutil(tree) else None
+    return None
 
 
 def has_sdbootutil(tree: HostTree) -> bool:
@@ -127,7 +126,7 @@ def _is_root_read_only(tree: HostTree) -> bool:
     return not roots or "ro" in roots[-1]
 
 
-def _installed_tool(tree: HostTree) -> Tool | None:
+def _installed_tool(tree: HostTree) -> str | None:
     """The tool whose program is installed.
 
     After a change from initramfs-tools to dracut, mkinitramfs can stay, as part of the package
@@ -144,18 +143,6 @@ def _installed_tool(tree: HostTree) -> Tool | None:
 def _program(tree: HostTree, name: str) -> HostPath | None:
     places = (HostPath(directory) / name for directory in _PLACES)
     return next((place for place in places if tree.exists(place)), None)
-
-
-def _booster(tree: HostTree) -> Initramfs:
-    """Read booster.yaml: which modules are added to those of the list in generator/generator.go."""
-    text = _plain(tree, _BOOSTER)
-    entries = [e.strip() for _, listed in _LIST.findall(text) for e in listed.split(",")]
-    classes = [] if "-*" in entries else [_STORAGE, _USB]
-    classes += [_NETWORK] if _WITH_NETWORK.search(text) else []
-    added = [entry for entry in entries if not entry.startswith("-")]
-    names = [entry.rpartition("/")[2].partition(".ko")[0] for entry in added]
-    omitted = [entry.removeprefix("-") for entry in entries if entry not in added]
-    return _of("booster", filter(None, names), classes, omitted=omitted)
 
 
 def _initramfs_tools(tree: HostTree) -> Initramfs:
@@ -177,7 +164,7 @@ def _initramfs_tools(tree: HostTree) -> Initramfs:
     return _of("initramfs-tools", named, classes)
 
 
-def _dracut(tree: HostTree, tool: Tool = "dracut") -> Initramfs:
+def _dracut(tree: HostTree, tool: str = "dracut") -> Initramfs:
     """Read dracut.conf(5); by default it includes storage, network and display drivers."""
     local = HostPath("/etc/dracut.conf.d")
     shipped = [*_in(tree, HostPath("/usr/lib/dracut/dracut.conf.d"))]
@@ -194,15 +181,15 @@ def _dracut(tree: HostTree, tool: Tool = "dracut") -> Initramfs:
     return _of(tool, named, classes, omitted=settings.get("omit_drivers", []))
 
 
-def _mkinitcpio(tree: HostTree, tool: Tool = "mkinitcpio") -> Initramfs:
+def _mkinitcpio(tree: HostTree) -> Initramfs:
     """Read mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which add drivers."""
     fragments = HostPath("/etc/mkinitcpio.conf.d")
-    own = _own_configuration(tree) if tool == "mkinitcpio" else None
+    own = _own_configuration(tree)
     shared = [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])]
     settings = _settings(tree, shared if own is None else [own])
     hooks = settings.get("HOOKS", [])
     classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
-    found = _of(tool, settings.get("MODULES", []), classes)
+    found = _of("mkinitcpio", settings.get("MODULES", []), classes)
     return replace(found, reads_fragments=own is None and tree.exists(fragments), configuration=own)
 
 
@@ -218,7 +205,7 @@ def _own_configuration(tree: HostTree) -> HostPath | None:
 
 
 def _of(
-    tool: Tool,
+    tool: str,
     named: Iterable[str],
     classes: Iterable[str],
     *,
@@ -230,18 +217,16 @@ def _of(
     return Initramfs(tool, modules, tuple(classes), left_out)
 
 
-_PROGRAMS: dict[Tool, str] = {
+_PROGRAMS: dict[str, str] = {
     "initramfs-tools": "mkinitramfs",
     "limine-mkinitcpio": "limine-mkinitcpio",
     "mkinitcpio": "mkinitcpio",
     "booster": "booster",
     "dracut": "dracut",
 }
-_READERS: dict[Tool, Callable[[HostTree], Initramfs]] = {
+_READERS: dict[str, Callable[[HostTree], Initramfs]] = {
     "initramfs-tools": _initramfs_tools,
-    "limine-mkinitcpio": partial(_mkinitcpio, tool="limine-mkinitcpio"),
     "mkinitcpio": _mkinitcpio,
-    "booster": _booster,
     "dracut": _dracut,
 }
 

@@ -6,7 +6,7 @@ belong to a deployment, and a command of its manager changes what the next one c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.documents.text import sealed
 from vfiomgr.paths import HostPath
@@ -19,49 +19,33 @@ if TYPE_CHECKING:
     from vfiomgr.persistence.model import PersistedBinding
 
 
-Manager = Literal["rpm-ostree", "bootc", "transactional-update", "sdbootutil"]
-"""What deploys the initramfs of a host, if its tool alone does not."""
-Tool = Literal[
-    "initramfs-tools",
-    "dracut",
-    "mkinitcpio",
-    "limine-mkinitcpio",
-    "booster",
-    "rpm-ostree",
-    "bootc",
-    "transactional-update",
-    "sdbootutil",
-]
+Manager = Literal["rpm-ostree", "bootc", "transactional-update"]
+"""What deploys the initramfs of an image-based host."""
+TOOLS: tuple[str, ...] = ("initramfs-tools", "dracut", "mkinitcpio", *get_args(Manager))
 
 _DRACUT_HOOK = HostPath("/etc/dracut.conf.d/90-vfiomgr.conf")
 _MKINITCPIO_HOOK = HostPath("/etc/mkinitcpio.conf.d/vfiomgr.conf")
-HOOKS: dict[Tool, HostPath] = {
+HOOKS: dict[str, HostPath] = {
     "initramfs-tools": HostPath("/etc/initramfs-tools/hooks/vfiomgr"),
     "dracut": _DRACUT_HOOK,
     "transactional-update": _DRACUT_HOOK,
-    "sdbootutil": _DRACUT_HOOK,
     "mkinitcpio": _MKINITCPIO_HOOK,
-    "limine-mkinitcpio": _MKINITCPIO_HOOK,
 }
 """The file that the tool reads; those without an entry read none."""
-COMMANDS: dict[Tool, tuple[str, ...]] = {
+COMMANDS: dict[str, tuple[str, ...]] = {
     "initramfs-tools": ("update-initramfs", "-u", "-k", "all"),
     "dracut": ("dracut", "--force", "--regenerate-all"),
     "mkinitcpio": ("mkinitcpio", "-P"),
-    "limine-mkinitcpio": ("limine-mkinitcpio",),
-    "booster": ("/usr/lib/booster/regenerate_images",),
     "rpm-ostree": ("rpm-ostree", "initramfs-etc", "--force-sync"),
     "transactional-update": ("transactional-update", "initrd"),
-    "sdbootutil": ("sdbootutil", "mkinitrd"),
 }
 """What rebuilds the initramfs. That of bootc is part of an image, which is built elsewhere.
 
 rpm-ostree adds the files of /etc that it is told to track, without dracut: treefile.rs and
-initramfs.rs of its source. transactional-update runs dracut or sdbootutil in a new snapshot, which
-has the /etc of the running system: sbin/transactional-update.in. Where sdbootutil installed the
-boot loader, the initrds on the EFI partition are its own.
+initramfs.rs of its source. transactional-update runs dracut in a new snapshot, which has the /etc
+of the running system: sbin/transactional-update.in.
 """
-VERIFIED: tuple[Tool, ...] = ("initramfs-tools", "dracut", "mkinitcpio")
+VERIFIED = ("initramfs-tools", "dracut", "mkinitcpio")
 """Tools whose image for the running kernel is listed after a rebuild.
 
 Others write it for a later boot, or to a path that their boot loader chooses.
@@ -91,7 +75,8 @@ done
 class Initramfs(Value):
     """The configuration of the host's initramfs tool; module names with `_` for `-`."""
 
-    tool: Tool
+    tool: str
+    """One of `TOOLS`, or the name of another program: it is unknown what that includes."""
     modules: tuple[str, ...] = ()
     """Modules that it includes by name."""
     classes: tuple[str, ...] = ()
@@ -103,20 +88,27 @@ class Initramfs(Value):
     configuration: str | None = None
     """The file that the preset of the running kernel names instead of mkinitcpio.conf."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what it includes, and how to add rules."""
+        return self.tool in TOOLS
+
     def brings(self, module: str | None, class_code: str) -> bool:
-        """Whether it includes the driver of a function, according to its configuration."""
+        """Whether it includes the driver of a function, as far as is known."""
         name = (module or "").replace("-", "_")
+        if not self.is_known:
+            return True
         if name in self.omitted:
             return False
         return name in self.modules or class_code.startswith(self.classes or ("none",))
 
 
-def hook_mode(tool: Tool) -> int:
+def hook_mode(tool: str) -> int:
     """The mode of the hook's file."""
     return 0o755 if tool == "initramfs-tools" else 0o644
 
 
-def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
+def render_hook(tool: str, bindings: Iterable[PersistedBinding]) -> str:
     """Render the hook for these bindings."""
     if tool == "initramfs-tools":
         return sealed(_HOOK)

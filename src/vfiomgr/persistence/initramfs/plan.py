@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.paths import HostPath
-    from vfiomgr.persistence.initramfs.model import Initramfs, Tool
+    from vfiomgr.persistence.initramfs.model import Initramfs
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.persistence.part import Bindings
     from vfiomgr.snapshot.model import HostSnapshot
@@ -34,11 +34,9 @@ _NEW_ROOT = {
     "pass --continue to further transactional-update commands",
 }
 """What is not in effect at each next boot, since another deployment may be made in between."""
-_BY_HAND: dict[Tool, str] = {
-    "limine-mkinitcpio": "run lsinitcpio IMAGE, with the path in limine.conf",
+_BY_HAND = {
     "rpm-ostree": "run rpm-ostree status, which lists them as InitramfsEtc",
     "transactional-update": "after the reboot, run lsinitrd IMAGE, with the path in the boot entry",
-    "sdbootutil": "run lsinitrd IMAGE, with the path in bootctl list",
 }
 """How to look for the rules in the images of tools that are not VERIFIED."""
 
@@ -60,9 +58,7 @@ def initramfs_part(
     brought = [binding for binding in wanted.values() if _is_brought(host, binding)]
     if not brought:
         return Part()
-    return Part(
-        notes=(_of_image(brought) if image.tool == "bootc" else _of_booster(host, brought),)
-    )
+    return Part(notes=(_of_image(brought) if image.is_known else _of_unknown(image, brought),))
 
 
 def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it found
@@ -112,7 +108,7 @@ def _tracked(host: HostSnapshot, wanted: Bindings, *, rebuild: bool) -> Part:
     return part.with_notes((told,))
 
 
-def _rebuilt(tool: Tool, command: Sequence[str], steps: Iterable[Step], *, rebuild: bool) -> Part:
+def _rebuilt(tool: str, command: Sequence[str], steps: Iterable[Step], *, rebuild: bool) -> Part:
     if rebuild:
         told = _NEW_ROOT.get(tool)
         notes = () if told is None else (told,)
@@ -137,15 +133,12 @@ def _of_image(brought: Sequence[PersistedBinding]) -> str:
     )
 
 
-def _of_booster(host: HostSnapshot, brought: Sequence[PersistedBinding]) -> str:
-    """What keeps the host driver out of an image in which no udev obeys rules."""
-    modules = {_host_module(host, binding) for binding in brought} - {None}
-    unwanted = ",".join(f"-{module}" for module in sorted(map(str, modules)))
-    command = " ".join(COMMANDS["booster"])
+def _of_unknown(image: Initramfs, brought: Sequence[PersistedBinding]) -> str:
+    """What to do if vfiomgr does not know what a tool includes."""
+    files = " ".join(rule_file(binding.address) for binding in brought)
     return (
-        "the initramfs includes a host driver, and booster ignores udev rules: if the root file "
-        f"system does not need it, add {unwanted} to modules in /etc/booster.yaml, then run "
-        f"{command}"
+        f"cannot tell whether the initramfs includes a host driver: {image.tool} is not supported. "
+        f"If it does, leave the driver out, or add {files}; then rebuild it"
     )
 
 

@@ -92,19 +92,14 @@ BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
             usr/bin/limine-mkinitcpio: #!
             etc/mkinitcpio.conf: HOOKS=(base systemd kms)
             """,
-            Initramfs("limine-mkinitcpio", (), ("03",), reads_fragments=False),
+            Initramfs("limine-mkinitcpio"),
         ),
         (
             """
             usr/bin/booster: #!
             usr/bin/dracut: #!
-            etc/booster.yaml: network:\\n  dhcp: on\\nmodules: -nouveau,kernel/gpu/amdgpu.ko # mine
             """,
-            Initramfs("booster", ("amdgpu",), ("01", "0c03", "02"), ("nouveau",)),
-        ),
-        (
-            "usr/bin/booster:\netc/booster.yaml: modules: -*, nvme\\nmodules_force_load: i915",
-            Initramfs("booster", ("i915", "nvme"), (), ("*",)),
+            Initramfs("booster"),
         ),
         ("etc/hostname: x", None),
     ],
@@ -190,18 +185,6 @@ def test_the_preset_of_the_running_kernel_names_the_configuration(
     assert read_initramfs(tree_of(tmp_path, files)) == expected
 
 
-def test_limine_mkinitcpio_reads_no_preset(tmp_path: Path) -> None:
-    kernel = preset("PRESETS=('default')\\nALL_config=/etc/mkinitcpio-lts.conf")
-    files = f"""
-        {kernel}
-        proc/sys/kernel/osrelease: 6.6.30-2-MANJARO
-        usr/bin/limine-mkinitcpio: #!
-        etc/mkinitcpio.conf: MODULES=(amdgpu)
-        etc/mkinitcpio.conf.d/own.conf: # nothing
-        """
-    assert read_initramfs(tree_of(tmp_path, files)) == Initramfs("limine-mkinitcpio", ("amdgpu",))
-
-
 MANAGERS = """
     usr/bin/dracut: #!
     usr/bin/rpm-ostree: #!
@@ -221,8 +204,6 @@ WRITABLE = "proc/mounts: /dev/sda2 / btrfs rw,relatime 0 0\\ntmpfs /run tmpfs ro
         (f"{WRITABLE}\nproc/cmdline: quiet composefs=0a1b root=UUID=1", "bootc"),
         ("proc/mounts: /dev/sda2 / btrfs ro,relatime 0 0", "transactional-update"),
         ("etc/hostname: x", "transactional-update"),  # a copy without /proc
-        (f"{WRITABLE}\nboot/efi/EFI/systemd/installed_by_sdbootutil: token", "sdbootutil"),
-        (f'{WRITABLE}\netc/sysconfig/bootloader: LOADER_TYPE="grub2-bls"', "sdbootutil"),
         (f'{WRITABLE}\netc/sysconfig/bootloader: LOADER_TYPE="grub2-efi"', None),
     ],
 )
@@ -234,6 +215,21 @@ def test_the_running_system_shows_what_deploys_it(
     image = read_initramfs(tree)
     assert image is not None
     assert image.tool == (expected or "dracut")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "boot/efi/EFI/systemd/installed_by_sdbootutil: token",
+        'etc/sysconfig/bootloader: LOADER_TYPE="grub2-bls"',
+    ],
+)
+def test_where_sdbootutil_deploys_the_image_dracut_alone_does_not(
+    tmp_path: Path, files: str
+) -> None:
+    image = read_initramfs(tree_of(tmp_path, f"{MANAGERS}\n{WRITABLE}\n{files}"))
+    assert image == Initramfs("sdbootutil")
+    assert not image.is_known
 
 
 @pytest.mark.parametrize(
