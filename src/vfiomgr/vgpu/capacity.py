@@ -298,14 +298,12 @@ def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:
 
 
 def _limit(gpu: Gpu, kind: VgpuType) -> int | None:
-    """Return how many vGPUs of a type, or of its size, the GPU can carry."""
-    virtual = len([parent for parent in gpu.parents if parent.is_virtual_function])
+    """Return how many vGPUs of a type, or of its size, the memory of the GPU can carry."""
     if kind.max_instances is not None:
-        return min(kind.max_instances, virtual) if gpu.is_divided else kind.max_instances
+        return kind.max_instances
     if gpu.framebuffer is None or not kind.framebuffer or (gpu.mode and gpu.mode.mig):
         return None
-    memory = gpu.framebuffer // kind.framebuffer
-    return min(memory, virtual) if gpu.is_divided else memory
+    return gpu.framebuffer // kind.framebuffer
 
 
 def _used(gpu: Gpu, kind: VgpuType) -> int:

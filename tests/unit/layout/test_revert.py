@@ -14,6 +14,7 @@ from vfiomgr.layout.revert import of_several, plan_revert
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.snapshot.unknown import UnknownUsers
 from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
@@ -125,6 +126,16 @@ def test_a_function_that_the_host_uses_is_not_taken_from_it(
     assert "--function-only" not in caught.value.hint, "nothing can be left out of an undoing"
     allowed = RevertLayout("test", (step,), (), frozenset({allowance}))
     assert plan_revert(host, allowed).steps == (step.inverse(),)
+
+
+@pytest.mark.parametrize("step", [MADE, GIVEN_BACK], ids=["goes with its number", "is moved"])
+@pytest.mark.parametrize("kind", ["disks", "network", "processes", "open-files"])
+def test_a_function_is_not_taken_from_the_host_while_its_users_cannot_be_read(
+    step: Step, kind: str
+) -> None:
+    why = UnknownUsers(kind, "cannot read X", "mend X", (VIRTUAL.address,))  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match=r"whether 0000:05:10\.0 .* is in use: cannot read X"):
+        plan_revert(replace(HOST, unknown_users=(why,)), RevertLayout("test", (step,), ()))
 
 
 # ---- persistence mode, in which NVIDIA's driver never lets a GPU go

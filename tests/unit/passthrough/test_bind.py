@@ -71,6 +71,23 @@ def test_companions_are_announced() -> None:
     assert made.locks == ("group-4",)
 
 
+def test_a_function_of_another_domain_is_in_another_slot() -> None:
+    far = replace(pci_device("0001:04:00.1"), iommu_group=9)
+    assert moved(bind(host_of(GPU, AUDIO, far), "0000:04:00.0")) == ["0000:04:00.0", "0000:04:00.1"]
+
+
+def test_a_virtual_function_in_the_slot_of_its_physical_function_stays() -> None:
+    """Without ARI, the routing IDs of virtual functions follow in the same slot."""
+    virtual = replace(
+        pci_device("0000:04:00.4"), physical_function=GPU.address, driver="igbvf", iommu_group=9
+    )
+    assert moved(bind(host_of(GPU, AUDIO, virtual), "0000:04:00.0")) == [
+        "0000:04:00.0",
+        "0000:04:00.1",
+    ]
+    assert moved(bind(host_of(GPU, AUDIO, virtual), "0000:04:00.4")) == ["0000:04:00.4"]
+
+
 def test_a_companion_of_another_group_can_be_left() -> None:
     host = host_of(GPU, replace(AUDIO, iommu_group=5))
     companion, other = plan(host, Bind((GPU.address,))).remarks

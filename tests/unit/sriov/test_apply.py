@@ -10,6 +10,7 @@ import pytest
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import network_adapter, workstation
+from tests.fakes.kernel import FakeKernel
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -21,8 +22,6 @@ from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.fakes.kernel import FakeKernel
 
 NIC = PciAddress.parse("0000:05:00.0")
 VF = PciAddress.parse("0000:05:10.0")
@@ -54,6 +53,30 @@ def test_new_functions_have_no_driver_and_autoprobe_is_as_before(kernel: FakeKer
     assert not set_vfs(kernel, 4).is_changed
     set_vfs(kernel, 0)
     assert kernel.state() == before
+
+
+def test_functions_are_in_the_order_of_their_numbers_of_which_the_tenth_is_not_the_second(
+    tmp_path: Path,
+) -> None:
+    """Quotas and MSI-X vectors are set by these numbers."""
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_pci(
+        str(NIC),
+        vendor="8086",
+        device="1521",
+        class_code="020000",
+        group=21,
+        driver="igb",
+        total_vfs=12,
+        vf_device="1520",
+        vf_offset=0x80,
+    )
+    set_vfs(kernel, 12)
+    functions = read_virtual_functions(kernel, NIC)
+    targets = [kernel.link_name(pci_device(NIC) / f"virtfn{number}") for number in range(12)]
+    assert [str(function) for function in functions] == targets
+    assert api.scan(kernel).device(NIC).virtual_functions == functions
 
 
 def test_host_drivers_get_them_on_request(kernel: FakeKernel) -> None:

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
-from tests.unit.devices import host_of
+from tests.unit.devices import agent_of, host_of
 from tests.unit.sriov.test_plan import NIC
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import ChangeQuotas, SetQuotas, SetVfCount, SetVirtualFunctions
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = PciAddress.parse(GPUS[0])
-VF = PciAddress.parse("0000:21:00.1")
+VF, SECOND = PciAddress.parse("0000:21:00.1"), PciAddress.parse("0000:21:00.2")
 GIB = 1 << 30
 
 
@@ -117,6 +118,18 @@ def test_more_than_is_left_is_refused_where_others_have_theirs(tmp_path: Path) -
     refusal = refused(api.scan(kernel), ChangeQuotas(VF, VfQuota(memory=17 * GIB)))
     assert "has 24 GiB, of which 8 GiB are assigned to others" in refusal.message
     assert "at most 16 GiB each" in refusal.hint
+
+
+def test_the_memory_of_a_function_that_a_pod_has_is_not_changed(tmp_path: Path) -> None:
+    kernel = xe_host(tmp_path)
+    api.apply(SetVirtualFunctions(GPU, 2, share=VfQuota(memory=4 * GIB)), tree=kernel)
+    api.apply(Bind((VF,)), tree=kernel)
+    host = replace(api.scan(kernel), agent=agent_of(str(VF), pod="ml/train-0/main"))
+    for named in (VF, GPU):
+        refusal = refused(host, ChangeQuotas(named, VfQuota(memory=2 * GIB)))
+        assert f"{host.device(VF)} belongs to pod ml/train-0" in refusal.message
+    assert plan(host, ChangeQuotas(VF, VfQuota(exec_quantum_ms=40))).steps
+    assert plan(host, ChangeQuotas(SECOND, VfQuota(memory=2 * GIB))).steps
 
 
 def test_what_the_kernel_does_not_have_names_the_one_that_has(tmp_path: Path) -> None:

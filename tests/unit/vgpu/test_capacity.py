@@ -93,6 +93,18 @@ def test_in_heterogeneous_mode_memory_is_the_limit() -> None:
     assert found(host, a40_type(48)).more == 0
 
 
+def test_used_memory_is_not_compared_with_the_number_of_virtual_functions() -> None:
+    """26 of 48 GiB are used, on 2 of 16 virtual functions."""
+    host = vgpu_host((a40_type(24), a40_type(2)), functions=16)
+    every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpu_parents)
+    mode = GpuMode("0000:01:00.0", heterogeneous=True, mig=False, framebuffer=MEMORY)
+    host = replace(host, vgpu_parents=every, gpu_modes=(mode,))
+    assert found(host, a40_type(1)).more == 32 - 26
+    assert found(host, a40_type(2)).more == 24 - 13
+    empty = vgpu_host((), functions=16)
+    assert found(empty, a40_type(1)).more == 16
+
+
 def test_a_full_gpu_says_its_maximum() -> None:
     host = vgpu_host((a40_type(24),) * 2)
     assert found(host, a40_type(24)).why_not == "maximum reached: 2 of 2"
@@ -201,6 +213,13 @@ def test_the_vendors_own_interface_tells_what_but_not_how_many() -> None:
     small, whole = rooms(gpu)
     assert (small.more, small.is_certain) == (4, False)
     assert (whole.more, whole.is_certain) == (4, False)
+
+
+def test_a_function_that_left_the_vendors_driver_makes_no_vgpu() -> None:
+    host = vendor(("NVIDIA L40S-2Q",))
+    gpu, first, *others = host.devices
+    moved = replace(host, devices=(gpu, replace(first, driver="vfio-pci"), *others))
+    assert [found(each, host.vgpu_parents[0].types[0]).more for each in (host, moved)] == [4, 3]
 
 
 def test_with_its_memory_known_the_number_is_certain() -> None:

@@ -64,6 +64,9 @@ def test_no_more_of_a_profile_than_an_undivided_gpu_holds() -> None:
     silent = replace(partition(), profiles=tuple(replace(p, engines=()) for p in A100))
     assert laid("1g.5gb+me", there=silent) is not None
     assert laid("1g.5gb+me 1g.5gb+me", there=silent) is None
+    divided = replace(silent, instances=(instance("1g.5gb+me", 0),))
+    assert laid("1g.5gb+me", there=divided) is not None
+    assert laid("1g.5gb+me", 1, there=divided) is None, "one is there already"
 
 
 def test_what_is_there_stays_where_it_is() -> None:

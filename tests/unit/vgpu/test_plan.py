@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.snapshot.unknown import UnknownUsers
 from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 from vfiomgr.vgpu.steps import (
@@ -180,6 +181,30 @@ def test_a_vgpu_that_a_guest_holds_is_refused_by_name(node: str) -> None:
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         plan(held, RemoveVgpu((UUID,)))
     assert plan(held, RemoveVgpu((UUID,), allow=frozenset({"in-use"}))).steps
+
+
+def _unknown(kind: str) -> tuple[UnknownUsers, ...]:
+    return (UnknownUsers(kind, "cannot read X", "mend X"),)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"agent": agent_of(UUID, pod="ml/train-0/main")}, "belongs to pod ml/train-0"),
+        ({"agent": agent_of(UUID, claim="ml/train")}, "belongs to ResourceClaim ml/train"),
+        ({"agent": agent_of(UUID, ago=2.0)}, "was given to a pod 2 s ago"),
+        ({"unknown_users": _unknown("pods")}, "whether .* is in use: cannot read X"),
+        ({"unknown_users": _unknown("open-files")}, "whether .* is in use: cannot read X"),
+    ],
+    ids=["pod", "claim", "a moment ago", "pods unknown", "open files unknown"],
+)
+def test_a_vgpu_that_a_pod_has_or_may_have_is_not_removed(
+    change: dict[str, object], why: str
+) -> None:
+    host = replace(HOST, vgpus=(ACTIVE,), **change)
+    with pytest.raises(Refusal, match=why):
+        plan(host, RemoveVgpu((UUID,)))
+    assert plan(host, RemoveVgpu((UUID,), allow=frozenset({"in-use"}))).steps
 
 
 def test_all_are_those_that_vfiomgr_made_and_no_others() -> None:
