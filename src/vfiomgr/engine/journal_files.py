@@ -1,11 +1,9 @@
-"""The files of the journal and their lines, also those of earlier versions.
+"""The files of the journal and their lines.
 
-Journals of earlier versions had an `intent` instead of the request, which also contained the fields
-of its checkpoint.
-
-A record ends with `"crc32"`: the checksum of its text without that key. Journals of earlier
-versions have none. A last line without its newline was never written completely, so nobody acted
-on it; any other damaged line was acted upon, and is lost.
+Each record has the version of its layout, and ends with `"crc32"`: the checksum of its text without
+that key. A last line without its newline was never written completely, so nobody acted on it; any
+other damaged line was acted upon, and is lost. A record of another version counts as damaged too:
+it may name devices in a way that this version does not know.
 
 A run takes the next number while it locks the directory. The highest number is also kept beside
 the directory, so that no number is used twice, even if somebody removes journals.
@@ -33,69 +31,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-_KINDS = {
-    "divide-gpu": "set-mig-instances",
-    "forget-origin": "drop-original-state",
-    "remember-origin": "save-original-state",
-}
-_FIELDS = {"install-layout": {"wish": "apply"}, "write-cdi": {"wish": "offer"}}
-_CHECKPOINTS = {
-    "apply-layout": {"begun": "begun", "before": "functions"},
-    "change-quotas": {"priority_after": "priority"},
-    "create-vgpu": {"places": "places"},
-    "reset": {"methods_after": "methods"},
-    "restore-vgpus": {"begun": "missing"},
-    "set-gpu-mode": {"functions_after": "functions"},
-    "set-virtual-functions": {
-        "autoprobe_after": "autoprobe",
-        "heterogeneous_after": "heterogeneous",
-        "instances_after": "instances",
-        "priority_after": "priority",
-    },
-    "start-vgpu": {"begun": "missing"},
-    "switch-gpu": {
-        "vgpus": "vgpus",
-        "autoprobe_after": "autoprobe",
-        "instances_after": "instances",
-    },
-}
-"""For each kind of request, the fields that are now in the checkpoint, with their names there."""
-
-
-def current(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of a journal, or a saved plan, with the names of this version."""
-    record = dict(record)
-    if isinstance(request := record.pop("intent", None), dict):
-        record["request"] = _renamed(request)
-        record["checkpoint"] = _checkpoint(request)
-    elif isinstance(request := record.get("request"), dict):
-        names = _FIELDS.get(str(request.get("kind")), {})
-        record["request"] = {names.get(name, name): value for name, value in request.items()}
-    if isinstance(steps := record.get("steps"), list):
-        record["steps"] = [_renamed(step) for step in steps]
-    return record
-
-
-def _renamed(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """A step or request, including nested ones, with the present names and without a checkpoint."""
-    if isinstance(value, list):
-        return [_renamed(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("kind")
-    if not isinstance(kind, str):
-        return {name: _renamed(item) for name, item in value.items()}
-    names, moved = _FIELDS.get(kind, {}), _CHECKPOINTS.get(kind, {})
-    renamed = {names.get(n, n): _renamed(item) for n, item in value.items() if n not in moved}
-    return {**renamed, "kind": _KINDS.get(kind, kind)}
-
-
-def _checkpoint(request: dict[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint contained in an old request; None if requests of its kind have none."""
-    names = _CHECKPOINTS.get(str(request.get("kind")), {})
-    return {names[name]: request[name] for name in names if name in request} if names else None
-
-
+VERSION = 1
+"""The version of records that are written and read."""
 _SUMMED = expression(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
 PLANS = frozenset({"plan", "more"})
 """Events whose records contain steps."""
@@ -115,10 +52,6 @@ class Contents(Value):
     """A description of the damage; empty if there is none."""
 
 
-class _NotJsonError(ValueError):
-    """A record is not JSON, perhaps because its line was torn."""
-
-
 def _text(value: object) -> str:
     """A path as text, which is a `str` of its own."""
     if isinstance(value, str):
@@ -132,11 +65,11 @@ def encode(record: Mapping[str, object]) -> bytes:
     import zlib  # noqa: PLC0415 - a host without journals needs none
 
     try:
-        text = msgspec.json.encode(record, enc_hook=_text)
+        text = msgspec.json.encode({**record, "version": VERSION}, enc_hook=_text)
     except UnicodeEncodeError:  # a name with bytes that are not UTF-8
         import json  # noqa: PLC0415 - as above
 
-        text = json.dumps(record).encode()
+        text = json.dumps({**record, "version": VERSION}).encode()
     return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
 
 
@@ -144,16 +77,13 @@ def decode(data: bytes) -> Contents:
     """The records of a journal."""
     length = data.rfind(b"\n") + 1
     lines = [line for line in data[:length].split(b"\n") if line.strip()]
-    is_summed = bool(lines) and _SUMMED.fullmatch(lines[0]) is not None
     records: list[dict[str, Any]] = []
     damage = ""
     for number, line in enumerate(lines, 1):
         try:
-            records.append(_read_line(line, is_summed=is_summed))
+            records.append(_parse(line))
         except ValueError as error:
-            # Earlier versions completed a torn line with a newline and went on behind it.
-            was_torn = not is_summed and number > 1 and isinstance(error, _NotJsonError)
-            damage = damage or ("" if was_torn else f"record {number} {error}")
+            damage = damage or f"record {number} {error}"
     return Contents(records, length, damage or _misshapen(records))
 
 
@@ -163,50 +93,35 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
     if not lines:
         return None
     try:
-        return _parse(lines[-1], is_summed=b'"crc32"' in lines[-1])
+        return _parse(lines[-1])
     except ValueError:
         return None
 
 
-def _read_line(line: bytes, *, is_summed: bool) -> dict[str, Any]:
-    """One record, with the names of this version.
-
-    Raises:
-        ValueError: as in `_parse`, or it is nested too deeply.
-
-    """
-    try:
-        return current(_parse(line, is_summed=is_summed))
-    except RecursionError:
-        message = "is nested too deeply"
-        raise ValueError(message) from None
-
-
-def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     """One record.
 
     Raises:
-        _NotJsonError: it is not JSON.
-        ValueError: its text was changed, or it is not a record.
+        ValueError: its text was changed, it is not a record, or it is of another version.
 
     """
     import json  # noqa: PLC0415 - a host without journals needs none
     import zlib  # noqa: PLC0415 - a host without journals needs none
 
-    if is_summed:
-        found = _SUMMED.fullmatch(line)
-        if found is None or zlib.crc32(found[1] + b"}") != int(found[2], 16):
-            message = "does not match its checksum"
-            raise ValueError(message)
+    found = _SUMMED.fullmatch(line)
+    if found is None or zlib.crc32(found[1] + b"}") != int(found[2], 16):
+        message = "does not match its checksum"
+        raise ValueError(message)
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _NotJsonError(*error.args) from error
-    except RecursionError:
+    except (json.JSONDecodeError, RecursionError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         message = "is not a record of vfiomgr"
         raise ValueError(message)  # noqa: TRY004 - a wrong text, not a wrong argument
+    if (version := record.get("version")) != VERSION:
+        message = f"is of version {version!r}; this vfiomgr reads version {VERSION}"
+        raise ValueError(message)
     return record
 
 
@@ -259,6 +174,7 @@ def _is_head(plan: Mapping[str, Any]) -> bool:
         isinstance(plan.get("summary"), str)
         and isinstance(plan.get("boot_id"), str | None)
         and isinstance(plan.get("request"), dict)
+        and "checkpoint" in plan
         and bool(plan["descriptions"])
     )
 
@@ -276,31 +192,18 @@ DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
 """The highest number used by a run."""
 _NUMBERED = expression(r"([0-9]{12,18})\.jsonl")
-_DATED = expression(r"[0-9]{8}T[0-9]{6}Z-([0-9]{20})-[0-9]+\.jsonl")
-"""Names used by earlier versions: wall clock, monotonic clock, PID."""
 _DIGITS = 18
 _MOST_RUNS = 10**15
 """Numbers beyond this are invalid."""
 
-Place = tuple[bool, int, str]
-
-
-def place_of(name: str, *, is_of_this_boot: bool = False) -> Place:
-    """The sort key for the order in which journals were begun.
-
-    Journals named by the clock are older than numbered ones. Among them, the monotonic clock orders
-    those of one boot, since the wall clock may have been changed.
-    """
-    numbered, dated = _NUMBERED.fullmatch(name), _DATED.fullmatch(name)
-    if numbered is not None:
-        return True, int(numbered[1]), name
-    return False, int(dated[1]) if dated is not None and is_of_this_boot else 0, name
-
 
 def names(tree: HostTree) -> list[str]:
     """The names of all journals, the oldest first."""
-    found = filter(_is_ours, tree.children(DIRECTORY))
-    return sorted(found, key=place_of)
+    return sorted(filter(_is_ours, tree.children(DIRECTORY)), key=_number)
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
 
 
 def foreign_names(tree: HostTree) -> list[str]:
@@ -309,7 +212,7 @@ def foreign_names(tree: HostTree) -> list[str]:
 
 
 def _is_ours(name: str) -> bool:
-    return bool(_NUMBERED.fullmatch(name) or _DATED.fullmatch(name))
+    return _NUMBERED.fullmatch(name) is not None
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from vfiomgr.engine.journal_files import (
     is_plan,
     names,
     names_planned_steps,
-    place_of,
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own
@@ -79,7 +78,6 @@ def survey(tree: HostTree, boot_id: str | None) -> Survey:
     """Examine all journals of runs that are neither running nor ended."""
     found = [run for name in names(tree) if (run := _left_by(tree, name, boot_id)) is not None]
     runs = [run for run in found if isinstance(run, CutOff)]
-    runs.sort(key=lambda run: place_of(run.name, is_of_this_boot=run.is_of_this_boot))
     return Survey(
         tuple(run for run in runs if not run.is_settled),
         tuple(run for run in found if isinstance(run, Damaged)),

@@ -66,7 +66,7 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     records = read_journal(tree, name)
     try:
         request = read_request(records[0]["request"])
-        checkpoint = read_checkpoint(records[0].get("checkpoint"), request)
+        checkpoint = read_checkpoint(records[0]["checkpoint"], request)
         steps = tuple(map(read_step, all_of(records, "steps")))
     except (KeyError, TypeError, ValueError) as error:
         message = f"cannot read {DIRECTORY / name}: {error}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.diagnostic import Override
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
 from vfiomgr.documents.text import source_of, text_of
-from vfiomgr.engine.journal_files import current
 from vfiomgr.engine.plan import Request, Step
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.owners import find_owner
@@ -117,7 +116,6 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
             f"{API_VERSION!r}"
         )
         raise InvalidDocument(message, _REMEDY)
-    document = current(dict(document))
     told = document.get("steps")
     steps = [_inert(step) for step in told] if isinstance(told, list) else told
     try:

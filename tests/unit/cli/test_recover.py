@@ -46,7 +46,7 @@ def test_a_journal_that_cannot_be_read_is_a_refusal_with_a_remedy(
     for line, status in {f"bind {GPU} --yes": 4, "recover": 65}.items():
         answer = run(*line.split())
         assert answer.status == status
-        assert "record 1 is not a record of vfiomgr" in answer.stderr
+        assert "record 1 does not match its checksum" in answer.stderr
         assert f"mv {JOURNAL} /root/" in answer.stderr
         assert (why in answer.stderr) is (status == 4)
     assert kernel.driver_of(str(GPU)) == "nvidia"
@@ -56,7 +56,7 @@ def test_a_dry_run_of_recover_calls_no_unreadable_journal_nothing(run: Run, plac
     (place / JOURNAL.name).write_text("[]\n")
     answer = run("recover", "--dry-run")
     assert answer.stdout == ""
-    assert f"cannot read {JOURNAL}: record 1 is not a record of vfiomgr" in answer.stderr
+    assert f"cannot read {JOURNAL}: record 1 does not match its checksum" in answer.stderr
 
 
 def test_a_dry_run_of_recover_names_all(run: Run, kernel: FakeKernel, place: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_dry_run_of_recover_names_all(run: Run, kernel: FakeKernel, place: Pat
     answer = run("recover", "--dry-run", "--format", "json")
     assert answer.status == 0
     assert [item["state"] for item in json.loads(answer.stdout)["items"]] == ["left"]
-    assert f"cannot read {JOURNAL}: record 1 is not a record of vfiomgr" in answer.stderr
+    assert f"cannot read {JOURNAL}: record 1 does not match its checksum" in answer.stderr
     assert f"ignoring {DIRECTORY / 'notes.txt'}: not a journal of vfiomgr" in answer.stderr
 
 

@@ -124,7 +124,7 @@ def test_what_each_command_prints_is_golden(
         form, told = "", told.replace(" ".join(("$ vfiomgr", *options)), "$ vfiomgr")
     matches(f"commands/{scenario}{form}.txt", told)
     for name, kind in scenario.journals.items():
-        matches(f"journals/with-checkpoint/{name}.jsonl", first_journal(place, kind))
+        matches(f"journals/{name}.jsonl", first_journal(place, kind))
     if scenario.keeps:
         matches(f"kept/{scenario}.txt", kept_files(place))
 
@@ -141,7 +141,7 @@ def test_every_command_has_golden_files() -> None:
     kept = {f"{scenario}.txt" for scenario in SCENARIOS if scenario.keeps}
     assert {file.name for file in (GOLDEN / "kept").iterdir()} == kept
     left = [f"{name}.jsonl" for scenario in SCENARIOS for name in scenario.journals]
-    journals = (GOLDEN / "journals/with-checkpoint").iterdir()
+    journals = (GOLDEN / "journals").iterdir()
     assert sorted(file.name for file in journals) == sorted(left)
 
 

@@ -1,7 +1,6 @@
-"""Journals as they were written before: each is read back to its request and its steps.
+"""Journals of each request and step: they are read back to what was written.
 
-A host may hold journals of an earlier vfiomgr when a later one is installed, cut off or ended.
-The scenarios of `tests/unit/cli/golden_*cases.py` say what each was written by.
+The scenarios of `tests/unit/golden/*cases.py` say what each was written by.
 """
 
 from __future__ import annotations
@@ -25,39 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-OLD = sorted((GOLDEN / "journals").glob("*.jsonl"))
-"""Of earlier versions: their `intent` held the checkpoint."""
-JOURNALS = sorted((GOLDEN / "journals/with-checkpoint").iterdir())
-RENAMED = {
-    "divide-gpu": "set-mig-instances",
-    "forget-origin": "drop-original-state",
-    "remember-origin": "save-original-state",
-}
-MOVED = {
-    "autoprobe_after": "autoprobe",
-    "before": "functions",
-    "functions_after": "functions",
-    "heterogeneous_after": "heterogeneous",
-    "instances_after": "instances",
-    "methods_after": "methods",
-    "places": "places",
-    "priority_after": "priority",
-    "vgpus": "vgpus",
-}
-"""Fields of intents that are a checkpoint's now; and `begun`, which has two names."""
+JOURNALS = sorted((GOLDEN / "journals").iterdir())
 FIRST = "000000000001.jsonl"
-LATER: dict[str, dict[str, object]] = {
-    "bind": {"at_boot": False},
-    "reset": {"with_bus": False},
-    "set-virtual-functions": {"vectors": None},
-    "set-vf-count": {"vectors": []},
-    "switch-gpu": {"vectors": None},
-    "await-vfio-node": {"has_groups": True},
-    "set-node-access": {"has_cdevs": False, "has_groups": True},
-}
-"""Fields of requests and steps that earlier versions did not have, with their values by default."""
-NEW = {"change-vectors.jsonl", "reset-bus.jsonl", "uninstall.jsonl"}
-"""Journals with steps that earlier versions did not have."""
 UNPLANNED = {"require-answer", "require-bus-answers"}
 """Steps that only undo others, so that no plan has them."""
 
@@ -99,43 +67,6 @@ def test_a_journal_is_read_to_its_request_and_its_steps(tmp_path: Path, file: Pa
     assert to_jsonable(run.steps) == steps(file)
 
 
-@pytest.mark.parametrize("file", OLD, ids=lambda file: file.stem)
-def test_an_old_journal_is_read_to_its_request_and_its_steps(tmp_path: Path, file: Path) -> None:
-    """Nothing of it is lost, whatever it is called now."""
-    run = unfinished(tmp_path, file)
-    known = to_jsonable(run.checkpoint) or {}
-    told = to_jsonable(run.request)
-    intent = with_present_kinds(records(file)[0]["intent"])
-    if intent["kind"] == "install-layout":
-        intent["apply"] = {k: v for k, v in intent.pop("wish").items() if v or k not in EMPTY}
-    if intent["kind"] == "write-cdi":
-        intent["offer"] = intent.pop("wish")
-    begun = intent.pop("begun", None)
-    assert begun in (known.get("begun"), known.get("missing"))
-    for old, new in MOVED.items():
-        if old in intent:
-            assert known[new] == intent.pop(old), old
-    assert told == intent
-    assert to_jsonable(run.steps) == with_present_kinds(steps(file))
-
-
-EMPTY = {"begun", "before"}
-"""Of a layout that is installed, since it is not applied."""
-
-
-def with_present_kinds(value: Any) -> Any:
-    """The JSON of an old journal, with the present names of kinds, and their later fields."""
-    if isinstance(value, list):
-        return [with_present_kinds(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    bare = {name: with_present_kinds(item) for name, item in value.items()}
-    if "kind" not in bare:
-        return bare
-    kind = RENAMED.get(bare["kind"], bare["kind"])
-    return bare | {"kind": kind} | LATER.get(kind, {})
-
-
 def test_a_checkpoint_that_no_request_has_is_refused(tmp_path: Path) -> None:
     """Neither of a kind without one, nor with fields that this version does not know."""
     file = next(file for file in JOURNALS if file.stem == "bind")
@@ -155,17 +86,12 @@ def test_a_checkpoint_that_no_request_has_is_refused(tmp_path: Path) -> None:
 def test_there_is_a_journal_of_every_request_and_of_every_step() -> None:
     requests = {records(file)[0]["request"]["kind"] for file in JOURNALS}
     assert requests == own(registry.request_kinds())
-    old = {records(file)[0]["intent"]["kind"] for file in OLD}
-    assert {RENAMED.get(kind, kind) for kind in old} | {"change-vectors", "uninstall"} == requests
-    assert {file.name for file in OLD} | NEW == {file.name for file in JOURNALS}
-    assert NEW.isdisjoint(file.name for file in OLD)
     planned = {step["kind"] for file in JOURNALS for step in steps(file)}
     assert planned == own(registry.step_kinds()) - UNPLANNED
 
 
 @pytest.mark.parametrize("name", ["apply", "bind", "libvirt-hook-run-prepared"])
-def test_the_original_drivers_of_before_are_known(tmp_path: Path, name: str) -> None:
-    """As they were kept by an earlier vfiomgr."""
+def test_original_drivers_are_read_from_their_records(tmp_path: Path, name: str) -> None:
     kernel = FakeKernel(tmp_path / "host")
     expected = []
     text = (GOLDEN / f"kept/{name}.txt").read_text()

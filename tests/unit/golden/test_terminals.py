@@ -36,7 +36,7 @@ CALLERS = {
     "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
-    "list-persistent": "passthrough.commands.list_persisted",
+    "list-persistent": "passthrough.commands.print_persisted",
     "node simulate": "node.commands.simulate._print",
     "node status": "node.commands.status.status",
     "sriov list": "sriov.commands.list_physical_functions",

@@ -75,7 +75,7 @@ class Scenario:
     case: str = ""
     """Which of several of the command it is."""
     journals: Mapping[str, str] = field(default_factory=dict)
-    """Golden files in tests/golden/journals/with-checkpoint, and the kind of request of each."""
+    """Golden files in tests/golden/journals, and the kind of request of each."""
     keeps: bool = False
     """What vfiomgr keeps at the end is golden too, in tests/golden/kept."""
     is_document: bool = False

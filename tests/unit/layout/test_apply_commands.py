@@ -109,21 +109,6 @@ def test_a_plan_on_file_is_applied_only_to_the_host_that_it_was_made_for(
     assert run("layout", "assert", file).status == 0
 
 
-def test_a_plan_that_an_earlier_version_wrote_is_applied(
-    run: Run, file: str, tmp_path: Path
-) -> None:
-    plan = tmp_path / "plan.json"
-    run("plan", file, "--output", str(plan))
-    document = json.loads(plan.read_text())
-    document["intent"] = {**document.pop("request"), "begun": [], "before": []}
-    old = {"save-original-state": "remember-origin"}
-    steps = [{**step, "kind": old.get(step["kind"], step["kind"])} for step in document["steps"]]
-    assert steps != document["steps"]
-    plan.write_text(json.dumps({**document, "steps": steps}))
-    assert run("apply", str(plan)).status == 0
-    assert run("layout", "assert", file).status == 0
-
-
 def test_a_plan_goes_through_a_pipe_and_puts_no_file_in_its_place(
     run: Run, file: str, tmp_path: Path
 ) -> None:
