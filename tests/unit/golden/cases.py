@@ -35,8 +35,8 @@ from tests.unit.golden.hosts import (
     PERSIST,
     SYSTEMD,
     arc_host,
-    divided_host,
     small_a40_host,
+    small_divided_host,
     two_l40s_host,
 )
 
@@ -205,12 +205,17 @@ HOST_SCENARIOS = (
         """,
         prepare=with_nodes,
         files={"pods.yaml": CLAIMS, "bad.yaml": CLAIMS.replace("deviceClassName", "deviceClass")},
+        in_json=True,
     ),
-    Scenario("node run", ".bind 02:00.0\nnode run --once\nnode run --alias 10de"),
+    Scenario("node run", ".bind 02:00.0\nnode run --once\nnode run --alias 10de", in_json=True),
     Scenario("node status", "node status", prepare=with_agent),
     Scenario("node status", "node status", case="no-agent"),
     Scenario(
-        "node status", "node status\nnode status --format json", case="claims", prepare=with_claims
+        "node status",
+        "node status\nnode status --format json",
+        case="claims",
+        prepare=with_claims,
+        in_json=True,
     ),
     Scenario("node release", "node release 02:00.0"),
     Scenario("completion", "completion fish", is_document=True),
@@ -238,10 +243,13 @@ HOST_SCENARIOS = (
         topology --root nowhere
         """,
         vgpu_server,
+        in_json=True,
     ),
     Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
     Scenario("check", "check", without_iommu, case="iommu-off"),
-    Scenario("explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay"),
+    Scenario(
+        "explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay", in_json=True
+    ),
     Scenario(
         "bind",
         """
@@ -255,6 +263,7 @@ HOST_SCENARIOS = (
         """,
         keeps=True,
         journals={"bind": "bind"},
+        in_json=True,
     ),
     Scenario(
         "bind",
@@ -310,13 +319,13 @@ HOST_SCENARIOS = (
     Scenario(
         "plan",
         """
-        plan layout.yaml
         plan layout.yaml --output plan.json
         plan absent.yaml
         plan bad.yaml
         plan none.yaml
         """,
         files=LAYOUT,
+        in_json=True,
     ),
     Scenario(
         "apply",
@@ -331,18 +340,22 @@ HOST_SCENARIOS = (
         keeps=True,
         journals={"apply-layout": "apply-layout"},
     ),
-    Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
+    Scenario(
+        "apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going", in_json=True
+    ),
     Scenario(
         "layout assert",
         "layout assert layout.yaml\n.apply layout.yaml\n"
         "layout assert layout.yaml\nlayout assert absent.yaml",
         files=LAYOUT,
+        in_json=True,
     ),
     Scenario(
         "layout export",
         "layout export\n.apply layout.yaml\n"
         "layout export --name here\nlayout export --root nowhere",
         files=LAYOUT,
+        in_json=True,
     ),
     Scenario(
         "layout revert",
@@ -356,16 +369,18 @@ HOST_SCENARIOS = (
         "layout watch layout.yaml\nlayout watch",
         files=LAYOUT,
         prepare=end_at_once,
+        in_json=True,
     ),
     Scenario(
         "recover",
-        "list\nrecover --dry-run\nrecover\nrecover\nrecover --undo --finish",
+        "recover --dry-run\nrecover\nrecover\nrecover --undo --finish",
         prepare=cut_off,
         journals={"bind-undone": "bind"},
+        in_json=True,
     ),
     Scenario(
         "recover",
-        "recover --finish",
+        "list\nrecover --finish",
         prepare=cut_off,
         case="finish",
         journals={"bind-finished": "bind"},
@@ -501,7 +516,12 @@ HOST_SCENARIOS = (
         host_files=SYSTEMD,
         journals={"uninstall": "uninstall"},
     ),
-    Scenario("check layout", "check layout layout.yaml\ncheck layout bad.yaml", files=LAYOUT),
+    Scenario(
+        "check layout",
+        "check layout layout.yaml\ncheck layout bad.yaml",
+        files=LAYOUT,
+        in_json=True,
+    ),
     Scenario(
         "bind",
         """
@@ -545,5 +565,5 @@ HOST_SCENARIOS = (
         host_files=SYSTEMD,
         is_document=True,
     ),
-    Scenario("snapshot", "snapshot", divided_host, case="mig", is_document=True),
+    Scenario("snapshot", "snapshot", small_divided_host, case="mig", is_document=True),
 )

@@ -68,6 +68,7 @@ KATA_SCENARIOS = (
         kata config --kata-version x
         """,
         kata_build_host,
+        in_json=True,
     ),
     Scenario(
         "runtime install",
@@ -106,6 +107,7 @@ KATA_SCENARIOS = (
         kata pod --runtimeclass --handler A
         """,
         case="runtimeclass",
+        in_json=True,
     ),
     Scenario(
         "kata pod",
@@ -133,8 +135,9 @@ KATA_SCENARIOS = (
         kata run-command 03:00.0
         kata run-command 99:00.0
         """,
+        in_json=True,
     ),
-    Scenario("check kata", "check kata --all", kata_host),
+    Scenario("check kata", "check kata --all", kata_host, in_json=True),
     Scenario("check kata", "check kata 0000:01:00.0", case="absent"),
 )
 CONTAINER_SCENARIOS = (
@@ -208,6 +211,7 @@ CONTAINER_SCENARIOS = (
         """,
         host_files=NODE,
         prepare=with_containerd,
+        in_json=True,
     ),
     Scenario(
         "oci edit",
@@ -233,5 +237,6 @@ CONTAINER_SCENARIOS = (
         """,
         prepare=with_bundle,
         case="remove",
+        in_json=True,
     ),
 )

@@ -39,6 +39,14 @@ def divided_host(directory: Path) -> FakeKernel:
     return kernel
 
 
+def small_divided_host(directory: Path) -> FakeKernel:
+    """An A100 in MIG mode, with two virtual functions."""
+    kernel = mig_host(directory, gpus=1, total_vfs=2)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", "0000:21:00.0")
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-e", "0000:21:00.0")
+    return kernel
+
+
 def arc_host(directory: Path) -> FakeKernel:
     """An Arc Pro GPU on xe of Linux 7.0."""
     return xe_host(directory, total_vfs=4, tells_vram=True)

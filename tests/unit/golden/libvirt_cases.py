@@ -99,6 +99,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hostdev 02:00.0 --iommufd --libvirt-version 9.0
         libvirt hostdev 99:00.0
         """,
+        in_json=True,
     ),
     Scenario(
         "libvirt domain",
@@ -119,6 +120,7 @@ LIBVIRT_SCENARIOS = (
         libvirt edit none.xml --add 02:00.0
         """,
         files={"win11.xml": RECORDED["virt-manager"].decode()},
+        in_json=True,
     ),
     Scenario(
         "check domain",
@@ -158,6 +160,7 @@ LIBVIRT_SCENARIOS = (
         files={"fresh.xml": FRESH, "bad.xml": "<domain"},
         prepare=with_libvirt,
         case="define",
+        in_json=True,
     ),
     Scenario(
         "libvirt attach",
@@ -169,6 +172,7 @@ LIBVIRT_SCENARIOS = (
         libvirt attach none 0000:01:00.0
         """,
         prepare=with_libvirt,
+        in_json=True,
     ),
     Scenario(
         "libvirt detach",
@@ -179,6 +183,7 @@ LIBVIRT_SCENARIOS = (
         libvirt detach none 02:00.0
         """,
         prepare=with_libvirt,
+        in_json=True,
     ),
     Scenario(
         "libvirt hook uninstall",
@@ -199,6 +204,7 @@ LIBVIRT_SCENARIOS = (
         """,
         prepare=with_libvirt,
         case="domain",
+        in_json=True,
     ),
     Scenario(
         "libvirt hook install",
@@ -256,6 +262,7 @@ LIBVIRT_SCENARIOS = (
         t4_host,
         prepare=with_mdev(IDLE, Defining),
         case="libvirt",
+        in_json=True,
     ),
     Scenario(
         "vgpu list",
@@ -263,6 +270,7 @@ LIBVIRT_SCENARIOS = (
         t4_host,
         prepare=with_mdev(ACTIVE),
         case="libvirt",
+        in_json=True,
     ),
     Scenario(
         "vgpu list",
@@ -293,5 +301,6 @@ LIBVIRT_SCENARIOS = (
         libvirt list --domain none
         """,
         prepare=with_libvirt,
+        in_json=True,
     ),
 )

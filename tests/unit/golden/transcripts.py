@@ -7,14 +7,14 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.fakes.hosts import workstation
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import encode, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     import pytest
@@ -78,6 +78,8 @@ class Scenario:
     """Golden files in tests/golden/journals, and the kind of request of each."""
     keeps: bool = False
     """What vfiomgr keeps at the end is golden too, in tests/golden/kept."""
+    in_json: bool = False
+    """Its JSON is golden too. Of each kind of document one or two are; all are checked."""
     is_document: bool = False
     """It prints JSON without being asked to, so that both forms are one file."""
 
@@ -109,6 +111,18 @@ class Scenario:
             told += "".join(f"[stderr] {one}\n" for one in answer.stderr.splitlines())
             told += f"[exit status {answer.status}]\n\n"
         return told
+
+
+def documents_in(text: str) -> Iterator[dict[str, Any]]:
+    """The documents of vfiomgr in a transcript or a golden file."""
+    text = re.sub(r"^\[stderr\] ", "", text, flags=re.MULTILINE)
+    for start in re.finditer(r"^\{$|^\{(?=\")", text, re.MULTILINE):
+        try:
+            document, _ = json.JSONDecoder().raw_decode(text, start.start())
+        except ValueError:
+            continue  # a part of a configuration file of others
+        if document.get("api_version") == "vfiomgr/v1":
+            yield document
 
 
 def first_journal(place: Place, kind: str) -> str:

@@ -26,6 +26,7 @@ VGPU_SCENARIOS = (
         """,
         keeps=True,
         journals={"create-vgpu": "create-vgpu"},
+        in_json=True,
     ),
     Scenario(
         "vgpu create",
@@ -105,6 +106,7 @@ VGPU_SCENARIOS = (
         vgpu list --defined
         vgpu list --root nowhere
         """,
+        in_json=True,
     ),
     Scenario(
         "vgpu mode",
@@ -154,6 +156,7 @@ VGPU_SCENARIOS = (
         vgpu restore
         """,
         journals={"restore-vgpus": "restore-vgpus"},
+        in_json=True,
     ),
     Scenario(
         "vgpu restore",
