@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from vfiomgr import importing
 
 if TYPE_CHECKING:
-    from vfiomgr.check import facts
     from vfiomgr.check.plan import check
 
-__all__ = ["check", "facts"]
+__all__ = ["check"]
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, {"check": "plan", "facts": ""})
+    __getattr__ = importing(__name__, {"check": "plan"})

@@ -31,8 +31,8 @@ from vfiomgr.node.plan import inventory
 from vfiomgr.node.resets import is_of_device, may_reset
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.scan import with_gpu_modes
 from vfiomgr.snapshot.users import runs_guest
+from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import TextFile
 from vfiomgr.paths import SCRIPT, VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.persistence import installed_layout
+from vfiomgr.persistence.initramfs.facts import read_initramfs
 from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.model import (
     DRIVERCTL,
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
     from vfiomgr.persistence.model import PersistedBinding
 
 _SYSTEMD = HostPath("/run/systemd/system")
+
+
+def read_persistence(tree: HostTree) -> dict[str, object]:
+    """What a snapshot has of files that change what is bound at boot, and of nodes."""
+    return {
+        "files": read_files(tree),
+        "nodes": read_nodes(tree),
+        "initramfs": read_initramfs(tree),
+        "has_systemd": has_systemd(tree),
+    }
 
 
 def read_files(tree: HostTree) -> tuple[TextFile, ...]:

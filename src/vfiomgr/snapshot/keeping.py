@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi import facts as cdi_facts
-from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.expressions import expression
 from vfiomgr.host.asking import AttributeReader
 from vfiomgr.paths import (
@@ -36,12 +34,9 @@ from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, address_in
 from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address
 from vfiomgr.pci.names import Names
-from vfiomgr.persistence import facts as persistence_facts
+from vfiomgr.snapshot import facets
 from vfiomgr.snapshot.values import NodeFact
 from vfiomgr.value import Value
-from vfiomgr.vgpu import facts as vgpu_facts
-from vfiomgr.vgpu.marks import read_records
-from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -60,8 +55,6 @@ if TYPE_CHECKING:
 _ADDRESS = expression(r"(?<=/)[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)")
 _GROUP = expression(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]+)")
 _UUID = expression(r"/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?=/|$)")
-_VGPUS = frozenset({vgpu_facts.TYPES, vgpu_facts.DIRECTORY})
-"""Entries of functions that have to do with vGPUs."""
 _T = TypeVar("_T")
 _Key = TypeVar("_Key", bound="SupportsRichComparison")
 _address_of = attrgetter("address")
@@ -101,7 +94,7 @@ class KeptSnapshot:
         """Read everything."""
         self._tree.forget()
         before, self._host = self._host, None
-        self._stamps = {name: stamp(self._tree) for name, stamp in _STAMPS.items()}
+        self._stamps = {name: self._stamp_of(name) for name in _FILES}
         self._console = pci_facts.read_console(self._tree)
         host = self._scan()
         if host == before:
@@ -136,9 +129,9 @@ class KeptSnapshot:
         parents = _parents(host)
         named = _Named(frozenset(changed | parents), has_vgpus=bool(parents))
         host = self._follow(host, named)
-        facts: dict[str, Any] = {"nodes": persistence_facts.read_nodes(self._tree)}
-        for name, read in _FILES.items():
-            stamp = _STAMPS[name](self._tree)
+        facts: dict[str, Any] = {"nodes": facets.read_nodes(self._tree)}
+        for name, (_, read) in _FILES.items():
+            stamp = self._stamp_of(name)
             if stamp != self._stamps[name]:
                 self._stamps[name] = stamp
                 facts[name] = read(self._tree)
@@ -151,7 +144,7 @@ class KeptSnapshot:
         there = set(filter(is_address, self._tree.children(PCI_DEVICES)))
         known = {*map(str, self._devices), *host.pci_unidentified}
         nodes = {node.path for node in host.nodes}
-        return there == known and nodes == set(persistence_facts.list_nodes(self._tree))
+        return there == known and nodes == set(facets.list_nodes(self._tree))
 
     def _with_other_links(
         self, host: HostSnapshot, watched: Iterable[PciDevice | None]
@@ -243,9 +236,15 @@ class KeptSnapshot:
             **self._with_origins(),
         }
 
+    def _stamp_of(self, name: str) -> tuple[object, ...]:
+        """What differs after a file of a fact was written, replaced or removed."""
+        list_files, _ = _FILES[name]
+        found = ((place, self._tree.status(place)) for place in list_files(self._tree))
+        return tuple((p, s.st_ino, s.st_mtime_ns, s.st_size) for p, s in found if s is not None)
+
     def _with_origins(self) -> dict[str, Any]:
         """The original drivers, if a record was written: each is renamed into their directory."""
-        stamp = _STAMPS["origins"](self._tree)
+        stamp = self._stamp_of("origins")
         if stamp == self._stamps["origins"]:
             return {}
         self._stamps["origins"] = stamp
@@ -264,7 +263,11 @@ class KeptSnapshot:
         tree, known = self._tree, _parents(host)
         present = touched & self._devices.keys()
         entries = (functions.of(str(address)).entries for address in present)
-        if not has_vgpus and known.isdisjoint(touched) and all(map(_VGPUS.isdisjoint, entries)):
+        if (
+            not has_vgpus
+            and known.isdisjoint(touched)
+            and all(map(facets.VGPU_ENTRIES.isdisjoint, entries))
+        ):
             return {}
         wanted = known | touched
         devices = tuple(
@@ -272,14 +275,12 @@ class KeptSnapshot:
             for device in devices
             if device.address in wanted or device.physical_function in wanted
         )
-        mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices)
-        parents, vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
-        active = (*mdevs, *vgpus)
+        parents, active = facets.read_vgpus(tree, functions, devices)
         return {
-            "vgpu_parents": (*mdev_parents, *parents),
+            "vgpu_parents": parents,
             "vgpus": active,
-            **read_records(tree, active),
-            "definitions": definitions_facts.read_definitions(tree, active),
+            **facets.read_records(tree, active),
+            "definitions": facets.read_definitions(tree, active),
         }
 
     def _with_groups(self, host: HostSnapshot, numbers: set[int]) -> dict[str, Any]:
@@ -328,7 +329,7 @@ class KeptSnapshot:
         gpus = {PciAddress.parse(quotas.gpu) for quotas in host.quotas}
         if gpus or any(device.sriov_totalvfs for device in devices):
             present = (gpus | touched) & self._devices.keys()
-            facts["quotas"] = quota_facts.read_quotas(
+            facts["quotas"] = facets.read_quotas(
                 tree, [self._devices[address] for address in sorted(present)]
             )
         return facts
@@ -395,20 +396,8 @@ def _exchanged(
     return tuple(found)
 
 
-def _stamp_of(tree: HostTree, places: Iterable[HostPath]) -> tuple[object, ...]:
-    """What differs after a file was written, replaced or removed."""
-    found = ((place, tree.status(place)) for place in places)
-    return tuple((p, s.st_ino, s.st_mtime_ns, s.st_size) for p, s in found if s is not None)
-
-
-_STAMPS: dict[str, Callable[[HostTree], object]] = {
-    "origins": lambda tree: _stamp_of(tree, (drivers.ORIGINS,)),
-    "files": lambda tree: _stamp_of(tree, persistence_facts.list_files(tree)),
-    "cdi_files": lambda tree: _stamp_of(tree, cdi_facts.list_cdi_files(tree)),
-}
-_FILES: dict[str, Callable[[HostTree], object]] = {
-    "origins": drivers.read_origins,
-    "files": persistence_facts.read_files,
-    "cdi_files": cdi_facts.read_cdi_files,
+_FILES: dict[str, tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]] = {
+    "origins": (lambda _tree: (drivers.ORIGINS,), drivers.read_origins),
+    **facets.FILES,
 }
 """Facts that are read again only if the stamps of their files differ."""

@@ -8,26 +8,18 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr import check, pci
-from vfiomgr.containers.cdi import facts as cdi_facts
-from vfiomgr.definitions import facts as definitions_facts
-from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
+from vfiomgr import pci
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
 from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, translation
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
-from vfiomgr.persistence import facts as persistence_facts
-from vfiomgr.persistence.initramfs.facts import read_initramfs
-from vfiomgr.snapshot import users
+from vfiomgr.snapshot import facets, users
 from vfiomgr.snapshot import uses as uses_facts
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.snapshot.node_agent import DEADLINE
 from vfiomgr.snapshot.pod_devices import find_pods
-from vfiomgr.vgpu import facts as vgpu_facts
-from vfiomgr.vgpu import mig
-from vfiomgr.vgpu.marks import read_records
-from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -86,23 +78,15 @@ def scan(
         purpose=further.get("purpose"),
     )
     if further.get("with_gpu_modes"):
-        host = with_gpu_modes(host, tree)
+        host = facets.with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
     return replace(
         host,
         **_use_facts(host, tree, with_users=with_users, with_claims=with_claims),
         **_further_facts(host, tree, further),
+        **facets.read_changeable(tree, host),
         msix=capabilities.read_msix(tree, host.devices),
-        files=persistence_facts.read_files(tree),
-        nodes=persistence_facts.read_nodes(tree),
-        initramfs=read_initramfs(tree),
-        has_systemd=persistence_facts.has_systemd(tree),
-        **read_records(tree, host.vgpus),
-        has_sriov_manage=tree.exists(SRIOV_MANAGE),
-        definitions=definitions_facts.read_definitions(tree, host.vgpus),
-        quotas=quota_facts.read_quotas(tree, host.devices),
         topology=memory.read_topology(tree),
-        cdi_files=cdi_facts.read_cdi_files(tree),
     )
 
 
@@ -117,7 +101,7 @@ def _use_facts(
         return {"host_uses": uses, "unknown_users": tuple(unknown)}
     uses = uses_facts.read_all_uses(tree, host.devices, report, with_claims=with_claims)
     if uses is not None:
-        uses = (*uses, *vgpu_facts.persistence_uses(tree, host.devices, report))
+        uses = (*uses, *facets.persistence_uses(tree, host.devices, report))
     return {
         "host_uses": uses,
         "users": users.read_users(tree, report),
@@ -133,8 +117,7 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
     found: dict[str, object] = {}
     resets, guests = further.get("with_resets"), further.get("with_guests")
     if further.get("with_readiness"):
-        readiness = check.facts.read_readiness(tree, host.kernel_release, host.devices)
-        found["readiness"] = readiness
+        found["readiness"] = facets.read_readiness(tree, host)
     if resets:
         found["reset_capabilities"] = capabilities.read_reset_capabilities(tree, host.devices)
         found["bus_resets"] = capabilities.read_bus_resets(tree, host.devices)
@@ -148,23 +131,6 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
     if further.get("with_links"):
         found["links"] = capabilities.read_links(tree, host.devices)
     return found
-
-
-def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    """Add what nvidia-smi says: GPU modes, GPU instances, and the types of GPUs in MIG mode."""
-    log = mig.facts.read_log(tree, host.devices)
-    modes = mig.facts.parse_modes(log)
-    divided = frozenset(mode.gpu for mode in modes if mode.mig)
-    parents, vgpus = mig.facts.with_known_types(
-        tree, host.devices, host.vgpu_parents, host.vgpus, divided
-    )
-    return replace(
-        host,
-        gpu_modes=mig.facts.with_memory(modes, parents),
-        gpu_partitions=mig.facts.read_partitions(tree, host.devices, divided, log),
-        vgpu_parents=parents,
-        vgpus=mig.facts.with_places(tree, vgpus, parents, divided),
-    )
 
 
 _ARCHITECTURES = (
@@ -212,12 +178,11 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)
-    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices, only_types)
-    vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
+    parents, vgpus = facets.read_vgpus(tree, functions, devices, only_types)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
-    of_guests.update(mdev.iommu_group for mdev in mdevs)
+    of_guests.update(vgpu.iommu_group for vgpu in vgpus if vgpu.uuid is not None)
     numbers = of_guests if purpose == "table" else None
-    if whole is not None and not any(cdi_facts.list_cdi_files(tree)):  # which may name any group
+    if whole is not None and not any(facets.list_cdi_files(tree)):  # which may name any group
         numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
     groups = iommu.read_groups(tree, numbers)
     if whole is not None and not iommu.has_device_groups(groups):
@@ -233,8 +198,8 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
         groups=groups,
-        vgpu_parents=(*mdev_parents, *vendor_parents),
-        vgpus=(*mdevs, *vendor_vgpus),
+        vgpu_parents=parents,
+        vgpus=vgpus,
         origins=drivers.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),
