@@ -19,6 +19,7 @@ from vfiomgr.passthrough.steps import (
     ResetFunction,
     SetResetMethod,
 )
+from vfiomgr.paths import pci_device
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
@@ -72,6 +73,27 @@ def test_nothing_is_written_to_another_device(
     with pytest.raises(HostError, match="another device is at this address") as caught:
         perform(step(planned), kernel)
     assert str(planned) in caught.value.message
+    assert kernel.operations == []
+
+
+def vital_product_data(serial: bytes) -> bytes:
+    """A read-only resource with a serial number (PCI Local Bus 3.0, appendix I)."""
+    field = b"SN" + bytes([len(serial)]) + serial
+    return b"\x90" + len(field).to_bytes(2, "little") + field + b"\x78"
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_nothing_is_written_to_another_card_of_the_same_model(
+    kernel: FakeKernel, step: Callable[[DeviceIdentity], Step]
+) -> None:
+    file = pci_device(ADAPTER) / "vpd"
+    kernel.sysfs.put_bytes(file, vital_product_data(b"OLD"))
+    planned = api.scan(kernel, serials_of=(ADAPTER,)).device(ADAPTER).identity
+    assert planned.serial == "OLD"
+    require_same_device(kernel, planned)
+    kernel.sysfs.put_bytes(file, vital_product_data(b"NEW"))
+    with pytest.raises(HostError, match=r"another device .* serial NEW instead of .* serial OLD"):
+        perform(step(planned), kernel)
     assert kernel.operations == []
 
 

@@ -155,6 +155,17 @@ def test_a_device_that_no_container_can_open_is_refused() -> None:
     assert [device.name for device in made.devices] == ["0000:07:00.0"]
 
 
+def test_a_device_whose_node_is_missing_is_refused() -> None:
+    """The kubelet may ask before it has read that the device is not healthy."""
+    groups = tuple(replace(g, has_node=g.number != 41) for g in HOST.groups)
+    found = inventory(replace(HOST, groups=groups), SETTINGS)
+    with pytest.raises(Refusal, match="/dev/vfio/41 does not exist"):
+        answer(found.resources[0], IDS)
+    assert answer(found.resources[0], IDS[1:]) == Answer(cdi_devices=NAMES[:1])
+    (made,) = specifications(found)
+    assert [device.name for device in made.devices] == ["0000:07:00.0"]
+
+
 def test_a_device_with_another_fault_is_not_refused_since_the_kubelet_asks_again_for_a_pod() -> (
     None
 ):

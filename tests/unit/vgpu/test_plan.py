@@ -174,6 +174,14 @@ def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
     assert made.already == (f"vGPU not found: {OTHER}",)
 
 
+def test_a_removal_has_the_locks_of_the_parent_and_of_each_name() -> None:
+    """Another run may create a vGPU on the parent, or one of this name on another parent."""
+    host = replace(HOST, vgpus=(ACTIVE,))
+    names = {f"vgpu-{UUID}", f"vgpu-{OTHER}"}
+    assert set(plan(host, RemoveVgpu((UUID, OTHER))).locks) == {"group-4", *names}
+    assert "group-4" in plan(HOST, create("nvidia-1", OTHER)).locks
+
+
 @pytest.mark.parametrize("node", ["/dev/vfio/7", "/dev/vfio/devices/vfio3"])
 def test_a_vgpu_that_a_guest_holds_is_refused_by_name(node: str) -> None:
     user = DeviceUser(node, 4711, "qemu-system-x86")
