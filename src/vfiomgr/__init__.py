@@ -1,8 +1,8 @@
 """vfiomgr: assign PCI devices and vGPUs to virtual machines and containers.
 
 The public names of this module are the Python interface: `Host`, requests such as `Bind`, the types
-of results, the errors, and the modules `cdi`, `kata`, `libvirt`, `oci` and `runtimes`. They are
-imported on first use. docs/python.md is a tutorial.
+of results, the errors, and the modules `cdi`, `kata`, `libvirt`, `oci`, `qemu` and `runtimes`. They
+are imported on first use. docs/python.md is a tutorial.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __version__ = "0.9.0"
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from vfiomgr import cdi, kata, libvirt, oci, runtimes
+    from vfiomgr import cdi, kata, libvirt, oci, qemu, runtimes
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
@@ -73,6 +73,7 @@ __all__ = [
     "kata",
     "libvirt",
     "oci",
+    "qemu",
     "runtimes",
 ]
 
@@ -113,7 +114,7 @@ _PLACES = dict.fromkeys(__all__, "errors") | {
     "TopologyNode": "topology.model",
     "Unbind": "passthrough.named",
     "Vgpu": "vgpu.model",
-    **dict.fromkeys(("cdi", "kata", "libvirt", "oci", "runtimes"), ""),
+    **dict.fromkeys(("cdi", "kata", "libvirt", "oci", "qemu", "runtimes"), ""),
 }
 """The module of each name; an error, unless named here."""
 

@@ -7,8 +7,11 @@ guest cannot reach each other's memory (P2P DMA in docs/devel/vfio-iommufd.rst o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
+from vfiomgr.guests.model import DeviceRequest, GuestDevice
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
 from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
@@ -18,12 +21,12 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
 _DEV = HostPath("/dev")
+Optioned = TypeVar("Optioned", DeviceRequest, GuestDevice)
 QEMU_IOMMUFD = Version(9, 0)
 """The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""
 OTHER_KERNEL = "boot a kernel with CONFIG_VFIO_GROUP"
@@ -71,6 +74,14 @@ def backend_for(units: Sequence[GuestDevice], qemu: Version | None, support: str
         return VfioBackend(has_iommufd=False, why=f"{why} (PCI P2P DMA); --iommufd overrides this")
     why = f"using iommufd: {support} QEMU {qemu} support it (--no-iommufd for VFIO groups)"
     return VfioBackend(has_iommufd=True, why=why)
+
+
+def with_iommufd(device: Optioned) -> Optioned:
+    """The device with iommufd; one that the guest does not get has no backend."""
+    options = device.options
+    if options.is_unassigned:
+        return device
+    return replace(device, options=replace(options, has_iommufd=True))
 
 
 def is_peer(function: PciDevice) -> bool:

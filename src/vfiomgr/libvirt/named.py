@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
@@ -10,9 +10,10 @@ from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu
+from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu, with_iommufd
 from vfiomgr.guests.model import DeviceRequest, GuestDevice
 from vfiomgr.guests.options import depends_on_qemu
+from vfiomgr.guests.waiting import note_unbound
 from vfiomgr.libvirt.backend import choose
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-
-
-_Optioned = TypeVar("_Optioned", DeviceRequest, GuestDevice)
 
 
 def require_iommu(
@@ -92,14 +90,6 @@ def _backend(
     return backend
 
 
-def _with_iommufd(device: _Optioned) -> _Optioned:
-    """The device with iommufd; one that the guest does not get has no backend."""
-    options = device.options
-    if options.is_unassigned:
-        return device
-    return replace(device, options=replace(options, has_iommufd=True))
-
-
 FIRST_BUS = 8
 """Behind the devices of a domain that virt-install creates; libvirt adds the ports up to it."""
 
@@ -149,7 +139,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
-        units = tuple(_with_iommufd(unit) for unit in units)
+        units = tuple(with_iommufd(unit) for unit in units)
     check(units, lambda: versions.libvirt, lambda: versions.qemu)
     require_iommu(host, seen, versions, units)
     for line in (*vf_token.notes(seen, units), *teaming.advice(units)):
@@ -195,17 +185,7 @@ def tell_what_waits(
 ) -> None:
     """Note how to make the devices that vfiomgr binds available to the guest."""
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
-    waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
-    if waiting:
-        if len(waiting) > passthrough.readiness_hints.MOST:
-            passthrough.readiness_hints.tell_of_many(
-                source, [host.device(address) for address in waiting]
-            )
-            return
-        whole = around()
-        passthrough.readiness_hints.tell_how_to_bind(
-            source, whole, [whole.device(address) for address in waiting]
-        )
+    note_unbound(source, around, bound, host)
 
 
 def domain_xml(
@@ -251,7 +231,7 @@ def planned_domain(
     units = units_of(seen, request.devices)
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
-        request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
+        request = replace(request, devices=tuple(map(with_iommufd, request.devices)))
     depends = is_confidential or request.vcpus > MOST_WITHOUT_EIM
     units = units_of(seen, request.devices)
     depends = depends or any(map(depends_on_qemu, units))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UsageError
-from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
+from vfiomgr.guests.versions import QEMU_EXAMPLE, given_version, version_of_host
+from vfiomgr.pci.guest_support import LIBVIRT, QEMU
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ class Versions:
 
     def __init__(self, host: HostSource, libvirt: str | None, qemu: str | None) -> None:
         self._host = host
-        self._libvirt = _given("--libvirt-version", libvirt, "12.8")
-        self._qemu = _given("--qemu-version", qemu, "11.1")
+        self._libvirt = given_version("--libvirt-version", libvirt, "12.8")
+        self._qemu = given_version("--qemu-version", qemu, QEMU_EXAMPLE)
         self.is_elsewhere = libvirt is not None
         """Whether the XML is for another host."""
 
     @cached_property
     def known_libvirt(self) -> Version | None:
         """The version of libvirt; None if it is unknown."""
-        return self._libvirt or self._of_host(LIBVIRT)
+        return self._libvirt or version_of_host(self._host, LIBVIRT)
 
     @cached_property
     def known_qemu(self) -> Version | None:
         """The version of QEMU; None if it is unknown."""
         if self._qemu is not None or self.is_elsewhere:
             return self._qemu
-        return self._of_host(QEMU)
+        return version_of_host(self._host, QEMU)
 
     @cached_property
     def libvirt(self) -> Version:
@@ -60,20 +60,3 @@ class Versions:
             text = "the version of QEMU is unknown: what depends on it is not checked"
             self._host.on_note(f"{text} (set --qemu-version)")
         return self.known_qemu
-
-    def _of_host(self, programs: tuple[str, ...]) -> Version | None:
-        """What the first of some programs prints, or the version that a snapshot records."""
-        if self._host.snapshot is None:
-            return installed_version(self._host.tree, programs)
-        support = self._host.scan().guest_support
-        recorded = support and (support.libvirt if programs == LIBVIRT else support.qemu)
-        return Version.parse(recorded) if recorded else None
-
-
-def _given(option: str, text: str | None, example: str) -> Version | None:
-    try:
-        return None if text is None else Version.parse(text)
-    except UsageError as error:
-        message = f"invalid {option}: {error.message}"
-        hint = f"write the major and the minor number, e.g. {option} {example}"
-        raise UsageError(message, hint) from None

@@ -37,6 +37,7 @@ _COMMANDS = {
     "sriov": ("vfiomgr.sriov.commands", "sriov"),
     "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
     "libvirt": ("vfiomgr.libvirt.commands", "libvirt"),
+    "qemu": ("vfiomgr.qemu.commands", "qemu"),
     "kata": ("vfiomgr.kata.commands", "kata"),
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),

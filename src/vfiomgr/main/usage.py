@@ -63,7 +63,7 @@ _WORDS = {
     "version": ("--version",),
     "vf": ("sriov",),
     "vfs": ("sriov",),
-    "vm": ("libvirt",),
+    "vm": ("libvirt", "qemu"),
 }
 """Other words for commands, with their candidates; the first that the group has is suggested."""
 _SAMPLES = {

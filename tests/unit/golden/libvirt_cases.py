@@ -111,6 +111,15 @@ LIBVIRT_SCENARIOS = (
         """,
     ),
     Scenario(
+        "qemu args",
+        """
+        qemu args 02:00.0 --qemu-version 9.2
+        qemu args 02:00.0,rom=off --readconfig --firmware bios --accel qemu --qemu-version 9.2
+        qemu args 02:00.0 --check
+        qemu args 02:00.0,managed --qemu-version 9.2
+        """,
+    ),
+    Scenario(
         "libvirt edit",
         """
         libvirt edit win11.xml --add 02:00.0 --dry-run

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Required, TypedDict, get_args
 
 from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
 from vfiomgr.expressions import expression
+from vfiomgr.guests import named
 from vfiomgr.guests.model import (
     PAGES,
     Acceleration,
@@ -20,6 +21,7 @@ from vfiomgr.guests.model import (
     IommuModel,
     NumaMode,
 )
+from vfiomgr.guests.named import memory_bytes
 from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
@@ -32,30 +34,24 @@ from vfiomgr.libvirt.build.model import (
     System,
 )
 from vfiomgr.libvirt.model import OWN_ALIAS
-from vfiomgr.units import MIB, mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _DEVICE_KEYS = (
-    "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
-    "subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS, ats=on|off"
+    "managed",
+    "unassigned",
+    "display",
+    "ramfb",
+    "vga",
+    "only",
+    "rom",
+    "model",
+    "subsystem",
+    "vf-token",
+    "teaming",
+    "ats",
 )
-_FLAGS = {
-    "managed": "is_managed",
-    "unassigned": "is_unassigned",
-    "display": "display",
-    "ramfb": "ramfb",
-    "vga": "has_vga",
-}
-_VALUES = {
-    "rom": "rom",
-    "model": "driver_model",
-    "subsystem": "subsystem",
-    "vf-token": "vf_token",
-    "teaming": "partner",
-    "ats": "ats",
-}
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
 """Formats that QEMU writes and libvirt has a name for (virStorageFileFormat)."""
@@ -74,20 +70,7 @@ _NETWORK_OPTIONS = {
 
 def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
     """Parse `0000:04:00.0,rom=/x.rom`: a name, then options."""
-    name, *words = text.split(",")
-    options: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in _FLAGS and not equals:
-            options[_FLAGS[key]] = True
-        elif key in _VALUES and value:
-            options[_VALUES[key]] = value
-        elif word != "only":
-            message = f"invalid option in --device {text}: {word!r}"
-            raise UsageError(message, f"allowed after the name: {_DEVICE_KEYS}")
-    has_iommufd = has_iommufd and "unassigned" not in words
-    attached = AttachOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceRequest(name, attached, is_alone="only" in words)
+    return named.parse_device(text, "--device", _DEVICE_KEYS, has_iommufd=has_iommufd)
 
 
 def parse_disk(text: str) -> GuestDisk:
@@ -242,7 +225,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
     has_secure_boot = said.get("secure_boot", False)
     return DomainRequest(
         name=name,
-        memory_bytes=_bytes("--memory", said["memory"]),
+        memory_bytes=memory_bytes("--memory", said["memory"]),
         vcpus=said["vcpus"],
         devices=tuple(parse_device(d, has_iommufd=has_iommufd) for d in said.get("devices", ())),
         disks=tuple(map(parse_disk, said.get("disks", ()))),
@@ -262,7 +245,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
         pasid_bits=said.get("pasid_bits"),
         graphics=said.get("graphics", "vnc"),
         spare_ports=said.get("spare_ports", SPARE_PORTS),
-        hard_limit_bytes=None if limit is None else _bytes("--hard-limit", limit),
+        hard_limit_bytes=None if limit is None else memory_bytes("--hard-limit", limit),
         is_locked=said.get("locked", False),
         has_fixed_aperture=said.get("fixed_aperture", False),
         address_bits=said.get("address_bits"),
@@ -303,14 +286,6 @@ def _require_known(said: DomainOptions) -> None:
     require_choice("--launch-security", said.get("launch_security"), get_args(LaunchSecurity))
     require_choice("--graphics", said.get("graphics"), get_args(Graphics))
     require_choice("--os", said.get("system"), get_args(System))
-
-
-def _bytes(option: str, text: str) -> int:
-    """A memory size with its unit: 16 may be meant as GiB, but would be MiB."""
-    if text.strip().isdecimal():
-        message = f"missing unit: {option} {text}"
-        raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
-    return mebibytes(option, text) * MIB
 
 
 class DeviceOptions(TypedDict, total=False):

@@ -89,6 +89,8 @@ class PreflightContext(Value, dict=True):
     """None if libvirt was not queried."""
     files: Mapping[str, bool] | None = None
     """The existing files among those that the domain names; None if not checked."""
+    is_of_libvirt: bool = True
+    """Whether libvirt starts the domain; false for a guest that a user starts."""
     blocked_reasons: tuple[str, ...] | None = None
     """Why QEMU of the running domain refuses a migration; None if it was not asked."""
 

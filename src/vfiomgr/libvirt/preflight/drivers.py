@@ -89,11 +89,14 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
         first = functions[0].device
         refused = diagnostics_to_bind(context.host, [first])
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
+        unbound, why = "", "a guest can only open devices on a VFIO driver"
+        if context.is_of_libvirt:
+            unbound = f", and with managed='no' libvirt does not bind {them}"
+            why += "; with managed='no' they must be bound before the start"
         yield finding(
             "on-host-driver",
             "blocker",
-            f"{names} {verb} not on a VFIO driver, and with managed='no' libvirt does not bind "
-            f"{them}",
+            f"{names} {verb} not on a VFIO driver{unbound}",
             (
                 *(
                     line
@@ -102,8 +105,7 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
                 ),
                 *(f"vfiomgr bind {first.address} refuses: {found.summary}" for found in refused),
             ),
-            "a guest can only open devices on a VFIO driver; with managed='no' they must be "
-            "bound before the start",
+            why,
             how_to_bind(context.host, [first]),
             subject=names,
         )

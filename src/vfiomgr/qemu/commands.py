@@ -1,0 +1,205 @@
+"""`vfiomgr qemu …`: arguments of QEMU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import click
+
+from vfiomgr.cli.options import READING, WholeNumber, session_options, with_options
+from vfiomgr.cli.output import (
+    note,
+    print_document,
+    print_findings,
+    print_text,
+    report_document,
+    say,
+)
+from vfiomgr.cli.reports import exit_status, note_not_checked, say_unknown, summary
+from vfiomgr.guests.model import PAGES
+from vfiomgr.qemu.named import (
+    ADDRESS_BITS,
+    MEMORY,
+    MOST_SPARE_PORTS,
+    MOST_VCPUS,
+    SPARE_PORTS,
+    VCPUS,
+    check,
+    planned_guest,
+)
+from vfiomgr.qemu.render import command_line, configuration_file, without_section
+from vfiomgr.snapshot.session import Session, session_of
+from vfiomgr.vgpu.completion import complete_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.qemu.model import QemuPlan
+    from vfiomgr.qemu.named import QemuOptions
+    from vfiomgr.rules.report import Report
+
+_GUEST = (
+    click.option(
+        "--memory",
+        default=MEMORY,
+        show_default=True,
+        metavar="SIZE",
+        help="Set the memory size, e.g. 16G or 16384M.",
+    ),
+    click.option(
+        "--vcpus",
+        type=WholeNumber(1, MOST_VCPUS),
+        default=VCPUS,
+        show_default=True,
+        metavar="N",
+        help="Set the number of vCPUs.",
+    ),
+    click.option(
+        "--accel",
+        type=click.Choice(["kvm", "qemu"]),
+        default="kvm",
+        show_default=True,
+        help="Run on the host's CPU (KVM), or on one that QEMU emulates.",
+    ),
+    click.option(
+        "--firmware",
+        type=click.Choice(["efi", "bios"]),
+        default="efi",
+        show_default=True,
+        help="Set the BAR window for OVMF or for SeaBIOS.",
+    ),
+    click.option(
+        "--spare-ports",
+        type=WholeNumber(0, MOST_SPARE_PORTS),
+        default=SPARE_PORTS,
+        show_default=True,
+        metavar="N",
+        help="Set the number of free root ports, to attach devices later.",
+    ),
+    click.option("--no-hotplug", is_flag=True, help="Disable hot-plug for the devices' ports."),
+    click.option(
+        "--numa",
+        type=click.Choice(["strict", "preferred", "off"]),
+        default="strict",
+        show_default=True,
+        help="Bind memory to the devices' NUMA nodes, or prefer them.",
+    ),
+    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),
+    click.option(
+        "--iommufd/--no-iommufd",
+        default=None,
+        help="Use /dev/iommu (QEMU 9.0), or VFIO groups.",
+    ),
+    click.option(
+        "--address-bits",
+        type=WholeNumber(*ADDRESS_BITS),
+        metavar="N",
+        help="Limit physical addresses to N bits.",
+    ),
+    click.option(
+        "--fixed-aperture",
+        is_flag=True,
+        help="Write the BAR window size (for OVMF before 2022.11).",
+    ),
+)
+
+
+def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a guest."""
+    return with_options(function, *_GUEST)
+
+
+@click.group("qemu")
+def qemu() -> None:
+    """Print arguments of QEMU for guests with devices."""
+
+
+@qemu.command("args")
+@click.argument(
+    "devices",
+    nargs=-1,
+    required=True,
+    metavar="ADDRESS|UUID[,OPTION…]...",
+    shell_complete=complete_device,
+)
+@of_guest
+@click.option(
+    "--check", "is_check", is_flag=True, help="Check the guest as `check domain` does instead."
+)
+@click.option(
+    "--readconfig", is_flag=True, help="Print a file for -readconfig, and -cpu as a note."
+)
+@click.option(
+    "--qemu-version",
+    metavar="VERSION",
+    help="Write for this QEMU, e.g. 9.2.  [default: the installed one]",
+)
+@session_options(*READING)
+@click.pass_context
+def args(
+    context: click.Context,
+    *,
+    devices: tuple[str, ...],
+    is_check: bool,
+    readconfig: bool,
+    qemu_version: str | None,
+    **options: Unpack[QemuOptions],
+) -> None:
+    """Print the arguments of QEMU for a guest with these devices.
+
+    Each line is one argument of qemu-system-x86_64 (or -aarch64) with its value: machine, CPU,
+    memory, root ports and devices. All functions of a slot become one multifunction device behind
+    a root port. Memory is on the NUMA nodes of the devices, and the window for BARs is large
+    enough. Add the arguments of disks, networks and displays; xargs passes all of them to QEMU.
+    Options of a device follow its name: display, ramfb, vga, only, rom=FILE|off, boot-order=N,
+    subsystem=VENDOR:DEVICE, vf-token=UUID, ats=on|off. Notes on stderr say how much memory QEMU
+    locks and which devices are not bound. --check finds what would prevent the start; exit status
+    1 means that it found a blocker.
+
+    \b
+    Examples:
+      vfiomgr qemu args 0000:04:00.0 --memory 16G --vcpus 8
+      vfiomgr qemu args 04:00.0 | xargs qemu-system-x86_64 -nodefaults -vnc :1
+      vfiomgr qemu args f715f63c-0d00-4007-9c5a-b07b0c6c05de,display,ramfb
+      vfiomgr qemu args 04:00.0,rom=/var/lib/gpu.rom,boot-order=1 --firmware bios
+      vfiomgr qemu args 17:00.0 ca:00.0 --memory 256G --vcpus 64 --hugepages 1G
+      vfiomgr qemu args 04:00.0 --check
+      vfiomgr qemu args 04:00.0 --readconfig                      # for qemu -readconfig
+      vfiomgr qemu args 04:00.0 --qemu-version 9.2 --iommufd --format json
+    """
+    session = session_of(context)
+    if is_check:
+        report = check(session, *devices, qemu_version=qemu_version, **options)
+        _print_report(session, report)
+        context.exit(exit_status(report, strict=False))
+    plan = planned_guest(session, devices, qemu_version, options)
+    if session.format != "table":
+        print_document("QemuArguments", document_of(plan), session.format)
+    elif readconfig:
+        print_text(configuration_file(plan.arguments))
+        for argument in without_section(plan.arguments):
+            note(f"add -{argument.option} {argument.value}: -readconfig has no section for it")
+    else:
+        print_text(command_line(plan.arguments))
+
+
+def _print_report(session: Session, report: Report) -> None:
+    if session.format != "table":
+        print_document("CheckReport", report_document(report), session.format)
+        return
+    print_findings(report, every=False)
+    say_unknown(report.unknown)
+    say(summary(report, "not ready"))
+    note_not_checked(report.not_checked, every=False, option="--format json")
+
+
+def document_of(plan: QemuPlan) -> dict[str, object]:
+    """The arguments as words, what QEMU locks, and the reasons."""
+    guest = plan.guest
+    return {
+        "architecture": guest.architecture,
+        "arguments": [w for one in plan.arguments for w in (f"-{one.option}", one.value)],
+        "locked_bytes": guest.memory.locked_bytes,
+        "reasons": guest.reasons,
+        "notes": plan.notes,
+    }
