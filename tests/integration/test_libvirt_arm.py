@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import libvirt
 import pytest
-from msgspec.structs import replace
 
 from tests import debian
 from tests.integration.embed import Embed, embedded
 from tests.integration.test_libvirt_domain import devices_of, on_any_machine
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import FAR, GPU, planned, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from vfiomgr.libvirt.build.model import GuestDisk
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INSTALLED = Version.from_number(libvirt.getVersion())
-SERVER = replace(two_sockets(), architecture="aarch64")
+SERVER = with_facts(two_sockets(), architecture="aarch64")
 _RELEASE, _PACKAGE, _NAME = "sid", "qemu-system-arm", "qemu-system-aarch64"
 
 

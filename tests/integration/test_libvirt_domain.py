@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.model import AttachOptions, DeviceRequest
@@ -41,7 +42,7 @@ VF = "0000:41:00.4"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual --- <port>", None, 40, None, None)
 CARD = "0000:51:00.0"
 DISPLAY = replace(gpu(CARD, 51, size=GIB), class_code="030000")
-HOST = replace(two_sockets(gpu(VF, 41, 1, size=8 * GIB), DISPLAY), vgpus=(VGPU,))
+HOST = with_facts(two_sockets(gpu(VF, 41, 1, size=8 * GIB), DISPLAY), vgpus=(VGPU,))
 NET_VF = "0000:61:00.2"
 NET_HOST = two_sockets(replace(gpu(NET_VF, 61, 1), class_code="020000", bars=()))
 NAMES = (GPU, NEAR, FAR, VF)

@@ -9,6 +9,7 @@ from lxml import etree
 from msgspec.structs import replace
 
 from tests.debian import unpacked
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import GPU, planned, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from tests.unit.libvirt.test_vf_token import MEMBER, OWNER, TOKEN, VF
@@ -38,7 +39,7 @@ def arm_guest(*names: str, **changes: Any) -> DomainPlan:
 def pc_with_token() -> DomainPlan:
     host = grace()
     known = (*host.devices, OWNER, MEMBER)
-    pc = replace(host, devices=known, architecture="x86_64")
+    pc = with_facts(host, devices=known, architecture="x86_64")
     return planned(
         devices=(parse_device(f"{VF},vf-token={TOKEN}"),), host=pc, libvirt=NEWEST, numa="off"
     )

@@ -11,7 +11,7 @@ from lxml import etree
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.guests.model import NO_ROM, AttachOptions
 from vfiomgr.vgpu.model import Vgpu
@@ -25,7 +25,7 @@ AUDIO = replace(GPU, address=moved(GPU.address, function=1))
 LONE = replace(GPU, address=moved(GPU.address, domain=0, bus=9))
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", None, None, 9, None, None)
-HOST = replace(host_of(GPU, AUDIO, LONE), vgpus=(VGPU,))
+HOST = with_facts(host_of(GPU, AUDIO, LONE), vgpus=(VGPU,))
 PAIR = str(GPU.address)
 
 SETS = {

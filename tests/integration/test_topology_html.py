@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from benchmarks.trees import make_tree
 from tests import api
+from tests.unit.devices import with_facts
 from tests.unit.topology.hosts import dgx, vgpu_server
 from tests.unit.topology.test_hostile import MARKUP
 from vfiomgr.host.tree import HostTree
@@ -214,7 +215,7 @@ def test_a_fold_that_hides_trouble_is_open(opened: Any) -> None:
     host = vgpu_server()
     broken = PciAddress.parse("0000:08:00.5")
     devices = [replace(d, is_responsive=d.address != broken) for d in host.devices]
-    page = opened(replace(host, devices=tuple(devices)))
+    page = opened(with_facts(host, devices=tuple(devices)))
     assert f"VF {broken}" in page.titles()
     assert "VF 0000:04:10.1" in page.all_titles()
     assert "VF 0000:04:10.1" not in page.titles()

@@ -175,7 +175,7 @@ def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None
     for step, moment, finish in killings(steps):
         assert dies(wanted, step, moment), step
         ended = api.recover(tree=TREE, finish=finish)
-        assert cut_off_runs(TREE, host().boot_id) == [], (step, moment)
+        assert cut_off_runs(TREE, host().kernel.boot_id) == [], (step, moment)
         if ended and not finish:
             assert facts(topology) == first, (step, moment)
             continue

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.definitions.model import (
     DefinitionFacts,
     FunctionDefinition,
@@ -41,14 +41,14 @@ def definition_text(definition: VgpuDefinition, text: str | None = None) -> Text
 def host_with(*files: TextFile, **facts: Any) -> HostSnapshot:
     """A host on which mtty makes mediated devices and mdevctl starts them; and these files."""
     known = {"mdevctl": WORKING} | facts
-    host = replace(host_of(pci_device()), vgpu_parents=(MTTY,), has_systemd=True)
-    return replace(host, definitions=DefinitionFacts(files, **known))
+    host = with_facts(host_of(pci_device()), vgpu_parents=(MTTY,), has_systemd=True)
+    return with_facts(host, definitions=DefinitionFacts(files, **known))
 
 
 def with_active(host: HostSnapshot, kind: str = "mtty-1", parent: str = "mtty") -> HostSnapshot:
     """The same host, on which the defined one is active."""
     vgpu = Vgpu(UUID, "mdev", parent, kind, None, None, 7, None, None)
-    return replace(host, vgpus=(vgpu,))
+    return with_facts(host, vgpus=(vgpu,))
 
 
 def vendor_host(*files: TextFile, mode: GpuMode | None = None, **facts: Any) -> HostSnapshot:
@@ -75,7 +75,7 @@ def vendor_host(*files: TextFile, mode: GpuMode | None = None, **facts: Any) -> 
     active = Vgpu(
         None, "vendor-vfio", "0000:41:00.4", "1148", "NVIDIA L40S-2Q", "nvidia", 4, None, None
     )
-    return replace(
+    return with_facts(
         host_of(gpu, *functions),
         vgpu_parents=tuple(parents),
         vgpus=(active,),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.structs import replace
+
+from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.pci.iommu import IommuGroup, IommuState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
@@ -50,10 +55,7 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
     """A host with these functions, in the groups that they name."""
     numbers = sorted({d.iommu_group for d in devices if d.iommu_group is not None})
     return HostSnapshot(
-        kernel_release="6.1.0",
-        kernel_command_line="quiet",
-        boot_id="boot",
-        cpu_vendor="GenuineIntel",
+        kernel=KernelFacts("6.1.0", "quiet", "boot", "GenuineIntel", architecture="x86_64"),
         iommu=IommuState(units=("dmar0",), firmware_tables=("DMAR",), has_groups=bool(numbers)),
         pci_drivers=("nvidia", "snd_hda_intel", "vfio-pci"),
         devices=tuple(sorted(devices, key=lambda d: d.address)),
@@ -70,8 +72,18 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
         vgpu_parents=(),
         vgpus=(),
         users=(),
-        architecture="x86_64",
     )
+
+
+def with_facts(host: HostSnapshot, **facts: Any) -> HostSnapshot:
+    """The host with these facts, by their names in documents."""
+    changed: dict[str, Any] = {}
+    for name, kind in HostSnapshot.facets.items():
+        fields = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        own = {field: facts.pop(key) for key, field in fields if key in facts}
+        if own:
+            changed[name] = replace(getattr(host, name), **own)
+    return replace(host, **facts, **changed)
 
 
 def agent_of(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.libvirt.build.model import DomainRequest
 from vfiomgr.libvirt.build.plan import plan_domain
@@ -63,7 +63,7 @@ def two_sockets(*more: PciDevice) -> HostSnapshot:
     registers = (bar(1 << 14, is_prefetchable=False),)
     audio = replace(gpu(AUDIO, 10), class_code="040300", device_id="2291", bars=registers)
     devices = (gpu(GPU, 10), audio, gpu(NEAR, 11), gpu(FAR, 12, 1), *more)
-    return replace(host_of(*devices), topology=TOPOLOGY, cpu_address_bits=46)
+    return with_facts(host_of(*devices), topology=TOPOLOGY, cpu_address_bits=46)
 
 
 def wanted(*names: str, **changes: Any) -> DomainRequest:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType, describe_type
 
@@ -91,7 +91,7 @@ def add_divided_gpu(  # noqa: PLR0913 - all but the host and the bus have defaul
         for number, kind in enumerate(made)
     )
     grown = host_of(*host.devices, gpu, *members)
-    return replace(
+    return with_facts(
         grown,
         vgpu_parents=(*host.vgpu_parents, *parents),
         vgpus=(*host.vgpus, *vgpus),

@@ -62,7 +62,7 @@ class Contract:
         yield from self._table["words"].keys() - fields
         for name, told in self._table["meanings"].items():
             there = self._structs.found.get(name)
-            known = there.__struct_fields__ if there is not None else ()
+            known = self._structs.fields_of(there) if there is not None else ()
             yield from (f"{name}.{key}" for key in told if key not in known)
 
     def undescribed(self) -> Iterator[str]:

@@ -110,11 +110,16 @@ class Structs:
         return name
 
     def fields_of(self, kind: type[msgspec.Struct]) -> dict[str, Field]:
-        """The fields of a value, with what its class says of them."""
+        """The fields of a value, with what its class says of them; those of facets like its own."""
         hints = _hints(kind)
         said = _docstrings(kind)
-        names = kind.__struct_fields__
-        return {name: Field(self.type_of(hints[name]), said.get(name, "")) for name in names}
+        fields: dict[str, Field] = {}
+        for name, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+            if name in getattr(kind, "facets", ()):
+                fields |= self.fields_of(hints[name])
+            else:
+                fields[key] = Field(self.type_of(hints[name]), said.get(name, ""))
+        return fields
 
 
 def _union(parts: tuple[Type, ...]) -> Type:

@@ -126,7 +126,7 @@ def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic
             (
                 *(f"{d}, {_ids(d)}" for d in devices),
                 f"{_OOPS_SOURCE} reports it for Linux 7.2.2",
-                *((f"this host runs Linux {host.kernel_release}",) if host.kernel_release else ()),
+                *((f"this host runs Linux {host.kernel.release}",) if host.kernel.release else ()),
             ),
             "a fault in vfio_pci_core_sriov_configure leaves the function unusable until a reboot; "
             "libvirt unbinds it when a guest with managed='yes' stops",
@@ -296,7 +296,7 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
     vfio_pci_vga_init removes it from VGA functions only, since Linux 6.0.
     """
     claims = facts.framebuffers or ()
-    kernel = host.kernel_version
+    kernel = host.kernel.version
     evicts = kernel is not None and kernel >= _FIRST_EVICTING
     for device in host.devices:
         names = ", ".join(claim.name for claim in claims if claim.device == device.address)

@@ -82,7 +82,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
 
 def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report the ACS override patch, which splits groups that the hardware does not isolate."""
-    words = acs_override_words(host.kernel_command_line)
+    words = acs_override_words(host.kernel.command_line)
     if words:
         facts = host.readiness
         yield finding(
@@ -241,7 +241,7 @@ def _beyond(devices: Sequence[PciDevice]) -> tuple[str, ...]:
 def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
     match module.state:
         case "built-in":
-            return (f"modules.builtin of {host.kernel_release} lists {module.name}",)
+            return (f"modules.builtin of {host.kernel.release} lists {module.name}",)
         case "loaded":
             return (f"/sys/module/{module.name}: loaded as a module",)
     return ()
@@ -382,7 +382,7 @@ def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, st
     for setting in facts.settings("options", "vfio_pci"):
         for ids in _IDS.findall(setting.arguments):
             yield str(setting), ids
-    for word, ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
+    for word, ids in _COMMAND_LINE_IDS.findall(host.kernel.command_line or ""):
         yield f"/proc/cmdline: {word}", ids
 
 

@@ -143,7 +143,6 @@ def _users(tree: HostTree) -> Iterator[MemlockLimit]:
 
 
 _LOADED = HostPath("/sys/module")
-_LIBRARIES = ("/usr/lib/modules", "/lib/modules")
 _VFIO = ("vfio", "vfio_pci", "vfio_iommu_type1", "mdev", "iommufd", "nouveau", "vendor_reset")
 _PARAMETERS = {
     "vfio": ("enable_unsafe_noiommu_mode",),
@@ -211,7 +210,7 @@ def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
     """The modules in a depmod list, one per line: `kernel/drivers/vfio/vfio.ko.xz: …`."""
     if release is None:
         return None
-    texts = (text_of(tree, f"{library}/{release}/{name}") for library in _LIBRARIES)
+    texts = (text_of(tree, f"{library}/{release}/{name}") for library in paths.MODULE_DIRECTORIES)
     text = next((text for text in texts if text is not None), None)
     if text is None:
         return None
@@ -261,7 +260,6 @@ def _unpacked(data: bytes | None) -> str:
 
 
 _NODES = (paths.VFIO_NODES / "vfio", paths.IOMMU_NODE)
-_ACPI_TABLES = HostPath("/sys/firmware/acpi/tables")
 _DMAR_FLAGS = 37
 """Offset after the 36-byte header and the address width (struct acpi_table_dmar)."""
 _SECURITY = HostPath("/sys/kernel/security")
@@ -291,7 +289,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         has_dev=bool(tree.children(HostPath("/dev"))),
         nodes=nodes,
         copies=tuple(node for node in _NODES if node not in kept and has_node(tree, node)),
-        has_acpi_tables=tree.exists(_ACPI_TABLES),
+        has_acpi_tables=tree.exists(paths.ACPI_TABLES),
         dmar_flags=_dmar_flags(tree),
         iommu_ecaps=_registers(tree, "ecap"),
         iommu_caps=_registers(tree, "cap"),
@@ -327,7 +325,7 @@ def _nodes(tree: HostTree) -> Iterator[DeviceNode]:
 
 
 def _dmar_flags(tree: HostTree) -> int | None:
-    table = tree.read_bytes(_ACPI_TABLES / "DMAR") or b""
+    table = tree.read_bytes(paths.ACPI_TABLES / "DMAR") or b""
     return table[_DMAR_FLAGS] if len(table) > _DMAR_FLAGS else None
 
 

@@ -257,7 +257,7 @@ def rebuild_initramfs(host: HostSnapshot, file: str) -> str:
 
 def install_modules(host: HostSnapshot, facts: Readiness) -> str:
     """How to install modules that the running kernel's packages lack."""
-    command = _package(facts.distribution, host.kernel_release or "")
+    command = _package(facts.distribution, host.kernel.release or "")
     by = f": {command}" if command else ""
     return f"install the package with this kernel's additional modules, or a generic kernel{by}"
 

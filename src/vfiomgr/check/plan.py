@@ -24,7 +24,7 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
         yield f"{counted(count, 'PCI function')}, e.g. {first}: {UNIDENTIFIED}"
-    if host.kernel_command_line is None:
+    if host.kernel.command_line is None:
         yield "the kernel command line: /proc/cmdline not found"
     if host.readiness is not None:
         yield from _unseen(host.readiness)

@@ -84,7 +84,7 @@ def unread(host: HostSnapshot) -> Iterator[str]:
 def _may_be_x86(host: HostSnapshot) -> bool:
     units = host.iommu.units
     return any(u.startswith(_X86_UNITS) for u in units) or (
-        not units and host.architecture in (None, "x86_64")
+        not units and host.kernel.architecture in (None, "x86_64")
     )
 
 
@@ -96,7 +96,7 @@ def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
     if host.readiness is not None and host.readiness.has_acpi_tables:
         tables = ", ".join(host.iommu.firmware_tables) or "none of DMAR, IVRS, IORT"
         yield f"/sys/firmware/acpi/tables: {tables}"
-    words = [w for w in (host.kernel_command_line or "").split() if "iommu" in w]
+    words = [w for w in (host.kernel.command_line or "").split() if "iommu" in w]
     if words:
         yield f"/proc/cmdline: {' '.join(words)}"
 
@@ -161,7 +161,7 @@ def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
 
 
 def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
-    words = [w for w in (host.kernel_command_line or "").split() if w in _NOT_REMAPPED]
+    words = [w for w in (host.kernel.command_line or "").split() if w in _NOT_REMAPPED]
     if words:
         how = command_line(facts)
         return f"remove {' '.join(words)} from the kernel command line{how}; then reboot"
@@ -251,12 +251,12 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         fix = "remove that line, or load it once: modprobe --ignore-install vfio-pci"
         yield finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
     elif module.state == "available" and facts.has_modprobe is False:
-        evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci", "modprobe: not found")
+        evidence = (f"modules.dep of {host.kernel.release} lists vfio_pci", "modprobe: not found")
         title = "vfio-pci is not loaded, and modprobe was not found"
         fix = "configure the system to load vfio-pci at boot"
         yield finding("vfio-pci", "blocker", title, evidence, why, fix)
     elif module.state == "available":
-        evidence = (f"modules.dep of {host.kernel_release} lists vfio_pci",)
+        evidence = (f"modules.dep of {host.kernel.release} lists vfio_pci",)
         title = "vfio-pci is available; vfiomgr bind loads it"
         yield finding("vfio-pci", "ok", title, evidence, why)
 
@@ -274,12 +274,12 @@ def _is_stopped(command: str) -> bool:
 
 def _present(module: KernelModule, host: HostSnapshot) -> str:
     if module.state == "built-in":
-        return f"modules.builtin of {host.kernel_release} lists {module.name}"
+        return f"modules.builtin of {host.kernel.release} lists {module.name}"
     return f"{PCI_DRIVERS}/{_DRIVER}" if module.state is None else f"/sys/module/{module.name}"
 
 
 def _missing(name: str, host: HostSnapshot) -> str:
-    return f"neither modules.dep nor modules.builtin of {host.kernel_release} lists {name}"
+    return f"neither modules.dep nor modules.builtin of {host.kernel.release} lists {name}"
 
 
 def _option(facts: Readiness, option: str) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ def _settings_at_boot(facts: Readiness) -> tuple[str, ...]:
 def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report a kernel without vfio_iommu_type1 and iommufd, the only backends on x86."""
     names = ("vfio_iommu_type1", "iommufd")
-    if host.cpu_vendor is None or any(facts.module(n).state != "missing" for n in names):
+    if host.kernel.cpu_vendor is None or any(facts.module(n).state != "missing" for n in names):
         return
     yield finding(
         "iommu-backend",

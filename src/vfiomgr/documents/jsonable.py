@@ -26,6 +26,7 @@ class Misfit(ValueError):  # noqa: N818 - said of a document
 
     def __init__(self, what: str, keys: tuple[str | int, ...]) -> None:
         super().__init__(f"{'.'.join(map(str, keys))}: {what}" if keys else what)
+        self.what = what
         self.keys = keys
 
 

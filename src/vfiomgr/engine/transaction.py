@@ -20,6 +20,7 @@ from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, 
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
+from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
 from vfiomgr.pci.iommu import IommuState
@@ -100,10 +101,7 @@ def _named_functions(requests: Iterable[Request]) -> frozenset[PciAddress] | Non
 def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
     """A snapshot of some files, without devices."""
     return HostSnapshot(
-        kernel_release=None,
-        kernel_command_line=None,
-        boot_id=tree.read(BOOT_ID),
-        cpu_vendor=None,
+        kernel=KernelFacts(None, None, tree.read(BOOT_ID), None),
         iommu=IommuState((), (), has_groups=False),
         pci_drivers=(),
         devices=(),
@@ -274,7 +272,7 @@ class _Earlier:
 
     def __init__(self, request: Request, host: HostSnapshot, work: ApplyContext) -> None:
         self._host, self._work = host, work
-        self.left = survey(work.tree, host.boot_id)
+        self.left = survey(work.tree, host.kernel.boot_id)
         _close(work, self.left)
         self._runs = tuple(interrupted(request, self.left.cut_off, host, work.tree))
         self.checkpoint = inherited(self._runs)
@@ -314,7 +312,7 @@ class _Earlier:
     def close(self) -> None:
         """Close the journals without open steps."""
         if self._runs:
-            _close(self._work, survey(self._work.tree, self._host.boot_id))
+            _close(self._work, survey(self._work.tree, self._host.kernel.boot_id))
 
 
 def _close(work: ApplyContext, left: Survey) -> None:
@@ -360,7 +358,7 @@ def _apply_locked(  # noqa: PLR0913, PLR0917 - these are the results of `apply`
     work.on_plan(current)
     with (
         ExitStack() as further_locks,
-        Journal.create(work.tree, current, request, host.boot_id, checkpoint) as journal,
+        Journal.create(work.tree, current, request, host.kernel.boot_id, checkpoint) as journal,
     ):
         outcome = run_plan(
             current,

@@ -66,7 +66,7 @@ def plan_mmio_window(
         notes.append("cannot check whether the BARs fit: the address width of the CPU is unknown")
     told = _why_window(units, window)
     is_efi = request.firmware == "efi"
-    vendor = "AuthenticAMD" if request.kind == "qemu" else host.cpu_vendor
+    vendor = "AuthenticAMD" if request.kind == "qemu" else host.kernel.cpu_vendor
     own = ovmf_window(bits, vendor) if is_efi else DEFAULT_WINDOW
     whose = "OVMF" if is_efi else "q35"
     written = None
@@ -90,7 +90,7 @@ def plan_mmio_window(
 
 def guest_bits(host: HostSnapshot, request: GuestRequest) -> int | None:
     """The width of the guest's addresses; None if that of the host's CPU is unknown."""
-    own = TCG_BITS if request.kind == "qemu" else host.cpu_address_bits
+    own = TCG_BITS if request.kind == "qemu" else host.kernel.cpu_address_bits
     known = [bits for bits in (own, request.address_bits) if bits is not None]
     return min(known, default=None)
 
@@ -106,7 +106,7 @@ def ovmf_window(bits: int | None, vendor: str | None) -> int:
 
 def _end_of_memory(host: HostSnapshot, request: GuestRequest, window: int) -> int:
     """The end of memory in a guest with such a window; with OVMF it is not QEMU's window."""
-    is_amd = request.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
+    is_amd = request.kind == "kvm" and host.kernel.cpu_vendor == "AuthenticAMD"
     hole = window if request.firmware == "bios" else DEFAULT_WINDOW
     return memory_end(request.memory_bytes, hole, is_amd=is_amd)
 

@@ -88,24 +88,24 @@ def plan_guest(
 
 def architecture_of(host: HostSnapshot) -> Architecture:
     """The architecture of the guest, which is that of the host; others are refused."""
-    if host.architecture is None and any(map(arm.is_coherent, host.devices)):
+    if host.kernel.architecture is None and any(map(arm.is_coherent, host.devices)):
         return "aarch64"
-    if host.architecture not in _ARCHITECTURES:
+    if host.kernel.architecture not in _ARCHITECTURES:
         message = (
-            f"cannot plan a guest for {host.architecture}: only x86_64 (q35) and aarch64 (virt) "
-            "are supported"
+            f"cannot plan a guest for {host.kernel.architecture}: "
+            "only x86_64 (q35) and aarch64 (virt) are supported"
         )
         remedy = (
             "create the domain with virt-install, then add devices: vfiomgr libvirt edit FILE "
             "--add ADDRESS; vfiomgr libvirt hostdev prints only the devices"
         )
         refuse("domain-architecture", "", message, remedy)
-    return _ARCHITECTURES[host.architecture]
+    return _ARCHITECTURES[host.kernel.architecture]
 
 
 def _architecture_notes(host: HostSnapshot, architecture: Architecture) -> Iterator[str]:
     """Name the architecture that is assumed where the host does not show its own."""
-    if host.architecture is None and architecture != arm.ARM:
+    if host.kernel.architecture is None and architecture != arm.ARM:
         yield (
             f"the CPU architecture of this host is unknown: assuming {architecture} (machine q35); "
             "if it is another, add /proc/cpuinfo to the recording, or pass --snapshot of that host"

@@ -304,7 +304,7 @@ def is_alone(
 
 def _listed(host: HostSnapshot, left: list[str]) -> Iterator[tuple[str, str]]:
     """Each entry with its source."""
-    for ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
+    for ids in _COMMAND_LINE_IDS.findall(host.kernel.command_line or ""):
         yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
     readiness = host.readiness
     if readiness is None:

@@ -306,7 +306,7 @@ def _take(host: HostSnapshot, device: PciDevice, driver: str, request: Bind) -> 
             # A rule set this override after the driver bound; restoring it would block the driver.
             first = replace(before, driver_override=None)
         yield SaveOriginalState(
-            OriginalState(device.identity, first, device.driver_module, host.boot_id or "")
+            OriginalState(device.identity, first, device.driver_module, host.kernel.boot_id or "")
         )
     target = DriverState(driver, driver)
     yield ChangeDriver(device.identity, before, reset.pinned(target, device, request))

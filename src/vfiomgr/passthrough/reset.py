@@ -145,7 +145,7 @@ def _plan_bus(host: HostSnapshot, device: PciDevice, lifted: frozenset[Override]
 
 def _hotplug_notes(host: HostSnapshot, bridge: PciDevice) -> Iterator[str]:
     """Warn of pciehp, which took the reset for an unplugged device (pciehp_hpc.c)."""
-    kernel = host.kernel_version
+    kernel = host.kernel.version
     if kernel is not None and kernel < _QUIET_HOTPLUG:
         yield (
             f"if {bridge.address} is a hot-plug port, Linux {kernel} may remove and find the "
@@ -327,7 +327,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 def _driver_diagnostics(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function on a host driver that does not handle the loss of the function's state."""
     driver = device.driver
-    if driver is None or device.is_on_vfio or handles_resets(driver, host.kernel_version):
+    if driver is None or device.is_on_vfio or handles_resets(driver, host.kernel.version):
         return
     address = device.address
     yield blocker(

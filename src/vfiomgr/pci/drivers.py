@@ -13,7 +13,7 @@ from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
-from vfiomgr.paths import STATE, HostPath
+from vfiomgr.paths import MODULE_DIRECTORIES, STATE, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
 from vfiomgr.value import Value
 
@@ -63,8 +63,6 @@ def is_variant_module(name: str) -> bool:
 
 
 _MODULES = HostPath("/sys/module")
-LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
-"""Directories with the modules of each kernel, by its release."""
 _DRIVER = "pci:"
 _MODULE_ALIAS = expression(r"\nalias (vfio_pci:\S+) (\S+)")
 _BUILT_IN_ALIAS = expression(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
@@ -99,7 +97,7 @@ def _list(tree: HostTree, name: str) -> str | None:
     release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
     if not release:
         return None
-    texts = (tree.read_text(library / release / name) for library in LIBRARIES)
+    texts = (tree.read_text(library / release / name) for library in MODULE_DIRECTORIES)
     return next((text for text in texts if text is not None), None)
 
 

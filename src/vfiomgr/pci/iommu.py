@@ -105,7 +105,6 @@ def acs_override_words(command_line: str | None) -> tuple[str, ...]:
     return tuple(word for word in words if word.startswith("pcie_acs_override="))
 
 
-ACPI_TABLES = paths.HostPath("/sys/firmware/acpi/tables")
 _MODULES = paths.HostPath("/sys/module")
 _CLASSES = paths.HostPath("/sys/class")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
@@ -157,7 +156,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
     return IommuState(
         is_known=bool(groups) or tree.is_live or any(map(tree.exists, places)),
         units=tuple(tree.children(paths.IOMMU_UNITS)),
-        firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(ACPI_TABLES / n)),
+        firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(paths.ACPI_TABLES / n)),
         has_groups=has_device_groups(groups),
     )
 
@@ -236,7 +235,7 @@ def command_line_words(host: HostSnapshot) -> str | None:
     """Return the necessary change of the kernel command line; None if there is none."""
     kind = _kind(host)
     off = kind.off if _told(host) else _OFF
-    switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
+    switched_off = [word for word in (host.kernel.command_line or "").split() if word in off]
     if switched_off:
         return f"remove {' '.join(switched_off)} from the kernel command line"
     if kind.on:
@@ -255,12 +254,12 @@ def _told(host: HostSnapshot) -> _Kind | None:
 
 def _guessed(host: HostSnapshot) -> _Kind:
     """Guess the platform from CPU and architecture if no firmware table describes the IOMMU."""
-    cpu = _BY_CPU.get((host.cpu_vendor or "").strip())
+    cpu = _BY_CPU.get((host.kernel.cpu_vendor or "").strip())
     if cpu is not None:
         return cpu
-    if any(name in (host.kernel_release or "") for name in _ARM_RELEASES):
+    if any(name in (host.kernel.release or "") for name in _ARM_RELEASES):
         return _ARM
-    return _BY_ARCHITECTURE.get(host.architecture, _OTHER)
+    return _BY_ARCHITECTURE.get(host.kernel.architecture, _OTHER)
 
 
 def gets_group_late(host: HostSnapshot, device: PciDevice) -> bool:
@@ -271,6 +270,6 @@ def gets_group_late(host: HostSnapshot, device: PciDevice) -> bool:
     """
     if device.driver is not None or device.iommu_group is not None or host.vfio.is_noiommu_on:
         return False
-    kernel = host.kernel_version
+    kernel = host.kernel.version
     is_early = kernel is not None and kernel >= _FIRST_WITH_EARLY_GROUPS
     return host.iommu.is_on and _kind(host) is _ARM and not is_early

@@ -69,4 +69,4 @@ def read_readiness(tree: HostTree, host: HostSnapshot) -> object:
     """The facts for a check of the host."""
     from vfiomgr.check.facts import read_readiness as read  # noqa: PLC0415 - only a check needs it
 
-    return read(tree, host.kernel_release, host.devices)
+    return read(tree, host.kernel.release, host.devices)

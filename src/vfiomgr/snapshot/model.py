@@ -22,7 +22,6 @@ from vfiomgr.persistence.model import (
 )
 from vfiomgr.snapshot.named import unknown_device
 from vfiomgr.snapshot.values import DeviceState, DeviceUser, HostFacts
-from vfiomgr.units import Version
 from vfiomgr.vgpu.model import (
     GpuMode,
     GpuPartition,
@@ -124,12 +123,6 @@ class HostSnapshot(HostFacts):
     def access(self, path: str) -> NodeAccess | None:
         """Owner and mode of a node of VFIO."""
         return self._access_by_node.get(path)
-
-    @property
-    def kernel_version(self) -> Version | None:
-        """The version of the kernel, if it is known."""
-        release = self.kernel_release or ""
-        return Version.parse(release) if release[:1].isdecimal() else None
 
     @cached_property
     def _access_by_node(self) -> dict[str, NodeAccess]:
@@ -242,8 +235,9 @@ class HostSnapshot(HostFacts):
 
     def origin(self, device: PciDevice) -> OriginalState | None:
         """The original state of this device in this boot, if it was recorded."""
+        boot_id = self.kernel.boot_id or ""
         for origin in self._origins_by_address.get(device.address, ()):
-            if origin.device.is_same_as(device.identity) and origin.boot_id == (self.boot_id or ""):
+            if origin.device.is_same_as(device.identity) and origin.boot_id == boot_id:
                 return origin
         return None
 

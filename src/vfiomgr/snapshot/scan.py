@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from itertools import chain
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
 
 from vfiomgr import pci
-from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
+from vfiomgr.host.kernel import read_kernel
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, translation
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
@@ -133,27 +133,6 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
     return found
 
 
-_ARCHITECTURES = (
-    ("flags", "x86_64"),
-    ("CPU implementer", "aarch64"),
-    ("isa", "riscv64"),
-    ("cpu", "ppc64le"),
-)
-"""Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
-_BY_TABLE = {"DMAR": "x86_64", "IVRS": "x86_64", "IORT": "aarch64", "GTDT": "aarch64"}
-"""ACPI tables of one architecture: Arm's are for its IOMMUs and its timers (drivers/acpi/arm64)."""
-_BY_RELEASE = {
-    "amd64": "x86_64",
-    "x86_64": "x86_64",
-    "arm64": "aarch64",
-    "aarch64": "aarch64",
-    "riscv64": "riscv64",
-    "ppc64le": "ppc64le",
-    "powerpc64le": "ppc64le",
-}
-"""Words in the releases of distributions' kernels, as in `6.1.0-13-arm64`."""
-
-
 def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     tree: HostTree,
     machine: HostTree,
@@ -177,7 +156,6 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
-    cpu = _cpu(tree)
     parents, vgpus = facets.read_vgpus(tree, functions, devices, only_types)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
     of_guests.update(vgpu.iommu_group for vgpu in vgpus if vgpu.uuid is not None)
@@ -188,12 +166,7 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     if whole is not None and not iommu.has_device_groups(groups):
         groups = iommu.read_groups(tree)  # has_groups shows whether an IOMMU is on: read all
     return HostSnapshot(
-        kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
-        kernel_command_line=tree.read(HostPath("/proc/cmdline")),
-        boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
-        cpu_vendor=cpu.get("vendor_id"),
-        cpu_address_bits=_address_bits(cpu),
-        architecture=_architecture(tree, cpu),
+        kernel=read_kernel(tree),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
@@ -215,31 +188,3 @@ _SHOWN = 4
 def _left_out(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"cannot identify {', '.join(names[:_SHOWN])}{more}, omitted: {UNIDENTIFIED}"
-
-
-def _cpu(tree: HostTree) -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo."""
-    first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _architecture(tree: HostTree, cpu: dict[str, str]) -> str | None:
-    """The CPU architecture; of a recording without CPUs, by its firmware or its kernels.
-
-    Installed kernels only count if the running one is unknown; None if they differ.
-    """
-    known = next((name for key, name in _ARCHITECTURES if key in cpu), None)
-    if known is not None or tree.is_live:
-        return known
-    running = tree.read(HostPath("/proc/sys/kernel/osrelease"))
-    releases = [running] if running else chain.from_iterable(map(tree.children, drivers.LIBRARIES))
-    by_table = {a for table, a in _BY_TABLE.items() if tree.exists(iommu.ACPI_TABLES / table)}
-    found = by_table or {a for text in releases for word, a in _BY_RELEASE.items() if word in text}
-    return found.pop() if len(found) == 1 else None
-
-
-def _address_bits(cpu: dict[str, str]) -> int | None:
-    """From `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
-    bits = cpu.get("address sizes", "").partition(" ")[0]
-    return int(bits) if bits.isdecimal() else None

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import documents
-from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, Misfit
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
-from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.document import from_document, to_document
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
 from vfiomgr.snapshot.node_agent import PATIENCE
 from vfiomgr.snapshot.pod_devices import find_pods
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.unknown import UnknownUsers
     from vfiomgr.vgpu.model import Vgpu
 
@@ -46,7 +47,7 @@ def write_snapshot(snapshot: HostSnapshot) -> str:
     """The snapshot as a JSON document."""
     import json  # noqa: PLC0415 - `list` needs none
 
-    document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
+    document = {"api_version": API_VERSION, "kind": KIND, **to_document(snapshot)}
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -73,7 +74,7 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
 
 def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot:
     try:
-        host = from_jsonable(HostSnapshot, document)
+        host = from_document(document)
         _check_versions(host)
     except Misfit as error:
         message = f"{source}:{documents.misfit_in(error, text)}"
@@ -89,7 +90,7 @@ def _check_versions(host: HostSnapshot) -> None:
 
     """
     support = host.guest_support
-    release = host.kernel_release if (host.kernel_release or "")[:1].isdecimal() else None
+    release = host.kernel.release if (host.kernel.release or "")[:1].isdecimal() else None
     libvirt, qemu = (support.libvirt, support.qemu) if support else (None, None)
     for text, *keys in (
         (release, "kernel_release"),

@@ -9,6 +9,7 @@ from msgspec import field
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
+from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.accelerators import CxlDevice
 from vfiomgr.pci.capabilities import MsixVectors, PciLink, ResetCapabilities
@@ -84,10 +85,10 @@ class HostFacts(Value, dict=True):
     }
     """Types of its fields that its module does not import, with their modules."""
 
-    kernel_release: str | None
-    kernel_command_line: str | None
-    boot_id: str | None
-    cpu_vendor: str | None
+    facets: ClassVar[dict[str, type[Value]]] = {"kernel": KernelFacts}
+    """The fields whose facts are members of the snapshot itself in documents."""
+
+    kernel: KernelFacts
     iommu: IommuState
     pci_drivers: tuple[str, ...]
     devices: tuple[PciDevice, ...]
@@ -143,12 +144,8 @@ class HostFacts(Value, dict=True):
     """Quotas of GPUs whose drivers share them among plain virtual functions."""
     topology: HostTopology | None = None
     """NUMA nodes and CPUs; None if not read."""
-    cpu_address_bits: int | None = None
-    """The physical address width of an x86 CPU; None for other CPUs."""
     cdi_files: tuple[CdiFile, ...] = ()
     """All CDI specifications, of any origin."""
-    architecture: str | None = None
-    """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
     cxl: tuple[CxlDevice, ...] | None = None
     """CXL devices, by their configuration spaces; None if not read (requires root)."""
     links: tuple[PciLink, ...] | None = None

@@ -200,7 +200,7 @@ class _Builder:
         numbers = sorted(number for number in by_node if number is not None)
         nodes = [self._numa_node(number, by_node[number]) for number in numbers]
         others = by_node[None] + list(self._virtual_parents())
-        release = self._host.kernel_release
+        release = self._host.kernel.release
         return TopologyNode(
             kind="host",
             id="host",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
@@ -61,7 +61,7 @@ def device(address: str = "0000:04:00.0", **changes: Any) -> PciDevice:
 def host(*devices: PciDevice, readiness: Readiness | None = None, **changes: Any) -> HostSnapshot:
     """A host that differs from the plain one."""
     plain = host_of(*(devices or (pci_device(),)))
-    return replace(plain, readiness=readiness, **changes)
+    return with_facts(plain, readiness=readiness, **changes)
 
 
 def found(host: HostSnapshot, rule: str) -> Diagnostic | None:
@@ -129,7 +129,7 @@ def test_no_devices_no_verdict_about_the_iommu() -> None:
     (finding,) = check(host_of()).findings
     assert (finding.rule, finding.severity) == ("no-devices", "blocker")
     assert finding.evidence == ("/sys/bus/pci/devices: it is empty",)
-    closed = replace(host_of(), pci_unlisted="Permission denied")
+    closed = with_facts(host_of(), pci_unlisted="Permission denied")
     assert check(closed).findings[0].evidence == ("/sys/bus/pci/devices: Permission denied",)
 
 
@@ -173,7 +173,7 @@ def test_interrupt_remapping(known: dict[str, Any], expected: str | None) -> Non
 def test_interrupts_of_other_platforms_are_not_judged() -> None:
     known = facts(interrupt_chips=("PCI-MSI",))
     arm = host(readiness=known)
-    arm = replace(arm, iommu=replace(arm.iommu, units=("smmu3.0x1",)))
+    arm = with_facts(arm, iommu=replace(arm.iommu, units=("smmu3.0x1",)))
     assert severity(arm, "interrupt-remapping") is None
 
 
@@ -231,7 +231,7 @@ def test_no_iommu_mode() -> None:
     unisolated = host(readiness=facts())
     (group,) = unisolated.groups
     group = replace(group, name="vfio-noiommu")
-    finding = found(replace(unisolated, groups=(group,)), "no-iommu-mode")
+    finding = found(with_facts(unisolated, groups=(group,)), "no-iommu-mode")
     assert finding is not None
     assert finding.evidence == ("/sys/kernel/iommu_groups/4/name: vfio-noiommu",)
 
@@ -278,7 +278,7 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
     )
     plain = host(readiness=known, pci_drivers=("nvidia",))
     assert severity(plain, "vfio-pci") == expected
-    registered = replace(plain, pci_drivers=("vfio-pci",))
+    registered = with_facts(plain, pci_drivers=("vfio-pci",))
     assert severity(registered, "vfio-pci") == "ok"
 
 

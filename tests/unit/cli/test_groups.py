@@ -14,7 +14,7 @@ from tests import api
 from tests.fakes.hosts import dual_adapter, mixed, network_adapter, workstation
 from tests.fakes.replay import replay
 from tests.fakes.vgpu_hosts import a40_host, gim_host, l40s_host, samples_host, t4_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.iommu import IommuGroup
@@ -129,7 +129,7 @@ def _made(seed: int) -> HostSnapshot:
         devices.append(replace(plain, iommu_group=group, **chance.choice(KINDS)))
     host = host_of(*devices)
     platform = IommuGroup(99, ("fe200000.usb",), None, "DMA", has_node=False)
-    return replace(host, groups=(*host.groups, platform))
+    return with_facts(host, groups=(*host.groups, platform))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -247,7 +247,9 @@ def test_a_vgpu_is_found_by_its_parent(run: Run, tmp_path: Path) -> None:
 
 def test_isolation_that_the_command_line_pretends_is_said(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "host.json"
-    host = replace(host_of(pci_device()), kernel_command_line="quiet pcie_acs_override=downstream")
+    host = with_facts(
+        host_of(pci_device()), kernel_command_line="quiet pcie_acs_override=downstream"
+    )
     file.write_text(write_snapshot(host))
     answer = run("--snapshot", str(file), "groups")
     assert "pcie_acs_override=downstream is on the kernel command line" in answer.stderr

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.vgpu_hosts import a40_host, gim_host, samples_host, t4_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.source import write_snapshot
@@ -103,7 +103,7 @@ def test_a_pod_is_a_user(run: Run, tmp_path: Path) -> None:
         pci_device(), driver="vfio-pci", vfio_device="vfio0", nodes=("/dev/vfio/devices/vfio0",)
     )
     user = DeviceUser("/dev/vfio/devices/vfio0", 7, "qemu", guest="sandbox-1", pod="ml/train-0")
-    where = in_snapshot(tmp_path, replace(host_of(device), users=(user,)))
+    where = in_snapshot(tmp_path, with_facts(host_of(device), users=(user,)))
     assert rows_of(run(*where, "list").stdout)[str(device.address)]["USED BY"] == "pod ml/train-0"
 
 
@@ -164,7 +164,7 @@ def test_filters_select_among_all_devices(run: Run, options: list[str], found: l
 def test_a_vendor_is_found_by_name(run: Run, tmp_path: Path) -> None:
     name = "Advanced Micro Devices, Inc. [AMD/ATI] Navi 31 [Radeon RX 7900 XT]"
     amd = replace(pci_device("0000:05:00.0"), name=name, vendor_id="1002")
-    where = in_snapshot(tmp_path, replace(host_of(pci_device(), amd), users=()))
+    where = in_snapshot(tmp_path, with_facts(host_of(pci_device(), amd), users=()))
     for vendor in ("amd", "Advanced Micro", "1002", "0x1002"):
         shown = rows_of(run(*where, "list", "--vendor", vendor).stdout)
         assert [row["NAME"] for row in shown.values()] == ["AMD Radeon RX 7900 XT"]
@@ -221,7 +221,7 @@ def test_a_large_host_is_listed_without_a_delay(run: Run, tmp_path: Path) -> Non
         DeviceUser(f"/dev/vfio/{group}", 1000 + group, "qemu-kvm", guest=f"guest{group}")
         for group in range(500)
     )
-    where = in_snapshot(tmp_path, replace(host_of(*devices), users=users))
+    where = in_snapshot(tmp_path, with_facts(host_of(*devices), users=users))
     for command in ("list", "groups"):
         run(*where, command, "--numa", "7")  # reads the snapshot too
         spent = []

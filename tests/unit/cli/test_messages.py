@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from tests import api
 from tests.fakes import hosts
 from tests.fakes.vgpu_hosts import a40_host, gim_host, mig_host, xe_host
 from tests.unit.conftest import GOLDEN
+from tests.unit.devices import with_facts
 from vfiomgr.check import check
 from vfiomgr.diagnostic import diagnostics_of
 from vfiomgr.engine.registry import plan
@@ -120,5 +120,5 @@ def test_no_rule_and_no_plan_has_such_a_message(
     host = api.scan(kernel, with_readiness=True)
     if is_alone:  # as in a recording that lacks them
         kept = tuple(device for device in host.devices if not device.sriov_totalvfs)
-        host = replace(host, devices=kept)
+        host = with_facts(host, devices=kept)
     assert [line for text in messages(host) for line in wrong(text)] == []

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, devices, edits, spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check, other_nodes
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import CONSUMERS, consumers_named
@@ -203,7 +203,7 @@ def test_kata_attaches_no_mediated_device() -> None:
     uuid = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
     mediated = Vgpu(uuid, "mdev", "0000:06:00.0", "nvidia-558", None, "nvidia", 30, None, None)
     groups = (*READY.groups, replace(READY.groups[0], number=30, members=(uuid,)))
-    host = replace(READY, vgpus=(mediated,), groups=groups)
+    host = with_facts(READY, vgpus=(mediated,), groups=groups)
     (finding,) = check([etc(vfio("/dev/vfio/30", uuid))], CONSUMERS, host, {}).findings
     assert (finding.found.rule, frozenset(finding.consumers)) == ("mediated", KATA)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.unit.defined_vgpus import vendor_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.model import OfferRequest
@@ -40,7 +40,7 @@ def at(device: PciDevice, bus: int, number: int | None = None) -> PciDevice:
 
 def with_nodes(host: HostSnapshot) -> HostSnapshot:
     """Whose groups all have nodes."""
-    return replace(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
+    return with_facts(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
 
 
 def names(host: HostSnapshot, wanted: OfferRequest) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_node_has_the_owner_that_the_layout_says() -> None:
     owner = NodeOwner("qemu:kvm", 64055, 108)
     binding = PersistedBinding(GPU.identity, "vfio-pci", "vfio_pci", owner)
     rule = TextFile(rule_file(GPU.address), render_rule(binding))
-    host = replace(with_nodes(host_of(GPU, at(GPU, 5))), files=(rule,))
+    host = with_facts(with_nodes(host_of(GPU, at(GPU, 5))), files=(rule,))
     made = specification_of(host, PGPU)
     nodes = [node for device in made.devices for node in device.edits.device_nodes]
     accesses = [(node.file_mode, node.uid, node.gid) for node in (*nodes, *made.edits.device_nodes)]
@@ -105,7 +105,7 @@ def test_a_group_beside_cdevs_has_the_control_nodes_of_both(
     common: list[str], *, is_plain: bool
 ) -> None:
     host = host_of(GPU, at(GPU, 5))
-    host = replace(host, groups=tuple(replace(g, has_node=g.number == 5) for g in host.groups))
+    host = with_facts(host, groups=tuple(replace(g, has_node=g.number == 5) for g in host.groups))
     assert nodes(host, replace(PGPU, node="auto", is_plain=is_plain)) == [
         ["/dev/vfio/devices/vfio0"],
         ["/dev/vfio/5"],
@@ -182,14 +182,14 @@ def vgpu_host(*groups: int) -> HostSnapshot:
         for d, group in zip(functions, groups, strict=True)
     ]
     grown = host_of(gpu, *vfs)
-    return replace(host, devices=grown.devices, groups=grown.groups)
+    return with_facts(host, devices=grown.devices, groups=grown.groups)
 
 
 def test_vgpus_of_the_vendors_own_interface_are_devices_and_functions_without_a_type_not() -> None:
     wanted = OfferRequest("nvidia.com/vgpu")
     assert names(vgpu_host(5, 6), wanted) == ["0000:41:00.4"]
     assert nodes(vgpu_host(5, 6), wanted) == [["/dev/vfio/5"], ["/dev/vfio/vfio"]]
-    assert names(replace(vgpu_host(5, 6), vgpus=()), wanted) == []
+    assert names(with_facts(vgpu_host(5, 6), vgpus=()), wanted) == []
 
 
 def test_one_function_without_a_type_spoils_a_group() -> None:
@@ -201,7 +201,7 @@ def test_mediated_devices_are_for_containers_that_run_a_guest_themselves() -> No
     """Kata attaches none."""
     uuid = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
     mediated = Vgpu(uuid, "mdev", "0000:06:00.0", "nvidia-558", None, "nvidia", 30, "vfio7", None)
-    host = with_nodes(replace(host_of(GPU), vgpus=(mediated,)))
+    host = with_nodes(with_facts(host_of(GPU), vgpus=(mediated,)))
     assert names(host, PGPU) == ["0000:04:00.0"]
     plain = replace(PGPU, is_plain=True)
     assert names(host, plain) == ["0000:04:00.0", uuid]

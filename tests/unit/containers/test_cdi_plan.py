@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.containers.cdi_cases import spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, ON_HOST, at, with_nodes
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from vfiomgr.containers.cdi.devices import entries
 from vfiomgr.containers.cdi.model import STATIC as ETC
 from vfiomgr.containers.cdi.model import CdiFile, OfferRequest, own_file
@@ -38,7 +38,7 @@ def done(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> HostSnapshot:
         files.pop(step.path, None)
         if step.after is not None:
             files[step.path] = CdiFile(step.path, step.after)
-    return replace(host, cdi_files=tuple(files[path] for path in sorted(files)))
+    return with_facts(host, cdi_files=tuple(files[path] for path in sorted(files)))
 
 
 def written(host: HostSnapshot, *wanted: OfferRequest) -> HostSnapshot:
@@ -54,7 +54,7 @@ def names(host: HostSnapshot, path: str = OWN) -> list[str]:
 
 def changed(host: HostSnapshot, now: HostSnapshot) -> HostSnapshot:
     """Another state of the devices, with the files that were there."""
-    return replace(now, cdi_files=host.cdi_files)
+    return with_facts(now, cdi_files=host.cdi_files)
 
 
 HOST = with_nodes(host_of(GPU, AUDIO, OTHER))
@@ -135,7 +135,7 @@ def test_nothing_to_write_is_refused() -> None:
 def test_a_name_that_another_file_has_is_refused() -> None:
     foreign = CdiFile("/etc/cdi/plugin.json", spec(kind=PGPU.kind, devices=_devices(4)))
     with pytest.raises(Refusal, match=r"already has nvidia\.com/pgpu=0000:04:00\.0") as caught:
-        plan(replace(HOST, cdi_files=(foreign,)), WriteCdi(PGPU))
+        plan(with_facts(HOST, cdi_files=(foreign,)), WriteCdi(PGPU))
     assert "remove it from /etc/cdi/plugin.json" in caught.value.hint
     dynamic = done(HOST, WriteCdi(PGPU, "dynamic"))
     with pytest.raises(Refusal) as caught:
@@ -171,7 +171,7 @@ def test_no_two_kinds_have_one_file() -> None:
 
 
 def test_a_file_of_another_kind_is_not_replaced() -> None:
-    host = replace(HOST, cdi_files=(CdiFile(OWN, spec(kind="example.com/gpu")),))
+    host = with_facts(HOST, cdi_files=(CdiFile(OWN, spec(kind="example.com/gpu")),))
     with pytest.raises(Refusal, match=r"contains example\.com/gpu, not nvidia\.com/pgpu"):
         plan(host, WriteCdi(PGPU))
 
@@ -185,7 +185,7 @@ def test_kinds_that_are_too_long_are_refused_before_anything_is_done() -> None:
 
 
 def test_a_file_that_is_none_any_more_is_told_and_never_replaced() -> None:
-    host = replace(HOST, cdi_files=(CdiFile(OWN, "{broken"),))
+    host = with_facts(HOST, cdi_files=(CdiFile(OWN, "{broken"),))
     with pytest.raises(Refusal, match="is no longer a valid specification") as caught:
         plan(host, WriteCdi(replace(PGPU, addresses=(GPU.address,))))
     assert f"vfiomgr cdi remove --all --kind {PGPU.kind}" in caught.value.hint
@@ -195,7 +195,7 @@ def test_a_file_that_is_none_any_more_is_told_and_never_replaced() -> None:
     removed = plan(host, RemoveCdi(every=True, of_kind=PGPU.kind))
     assert of(removed) == [f"remove {OWN}"]
     assert plan(host, RemoveCdi(every=True, of_kind="example.com/gpu")).is_empty
-    binary = replace(HOST, cdi_files=(CdiFile(OWN, None, "not UTF-8 text in line 1"),))
+    binary = with_facts(HOST, cdi_files=(CdiFile(OWN, None, "not UTF-8 text in line 1"),))
     assert f"rm {OWN}" in plan(binary, RemoveCdi(every=True)).notes[0]
 
 
@@ -205,7 +205,7 @@ def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
     document["comment"] = "ours"
     document["containerEdits"]["env"] = ["A=1"]
     document["devices"][0]["containerEdits"]["env"] = ["B=1"]
-    host = replace(host, cdi_files=(CdiFile(OWN, json.dumps(document)),))
+    host = with_facts(host, cdi_files=(CdiFile(OWN, json.dumps(document)),))
     told = plan(host, WriteCdi(PGPU)).notes
     assert any("comment is not a CDI key: a manual change that is removed" in n for n in told)
     assert any(": containerEdits was changed manually and is overwritten" in note for note in told)
@@ -303,7 +303,7 @@ def test_all_goes_of_one_kind_or_of_every() -> None:
 
 def test_devices_of_others_are_theirs_to_remove() -> None:
     foreign = CdiFile("/etc/cdi/plugin.json", spec())
-    host = replace(HOST, cdi_files=(foreign,))
+    host = with_facts(HOST, cdi_files=(foreign,))
     with pytest.raises(Refusal, match="which vfiomgr did not write"):
         plan(host, RemoveCdi(("one",)))
     assert plan(host, RemoveCdi(every=True)).is_empty
@@ -349,10 +349,10 @@ def test_each_device_has_its_state() -> None:
 
 def test_conflicts_shadows_and_nodes_of_others_are_told() -> None:
     twice = (CdiFile("/etc/cdi/a.json", spec()), CdiFile("/etc/cdi/b.json", spec()))
-    states = [e.state for e in entries(replace(HOST, cdi_files=twice), {})]
+    states = [e.state for e in entries(with_facts(HOST, cdi_files=twice), {})]
     assert states == ["conflict", "conflict"]
     both = (CdiFile("/etc/cdi/a.json", spec()), CdiFile("/run/cdi/b.json", spec()))
-    host = replace(HOST, cdi_files=both)
+    host = with_facts(HOST, cdi_files=both)
     assert [e.state for e in entries(host, {"/dev/null": True})] == ["shadowed", "ready"]
     assert [e.state for e in entries(host, {"/dev/null": False})] == ["shadowed", "missing"]
     assert [e.state for e in entries(host, {})] == ["shadowed", "unknown"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import parse_specification, render_specification
@@ -60,7 +60,7 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
     host = host_of(*devices)
     has_nodes = draw(st.booleans()) or not has_cdevs
     groups = tuple(replace(group, has_node=has_nodes) for group in host.groups)
-    return replace(host, groups=groups)
+    return with_facts(host, groups=groups)
 
 
 @settings(max_examples=300)

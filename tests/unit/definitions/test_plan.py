@@ -20,6 +20,7 @@ from tests.unit.defined_vgpus import (
     vendor_host,
     with_active,
 )
+from tests.unit.devices import with_facts
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.definitions.boot import (
     render_instance,
@@ -124,7 +125,7 @@ def test_virtual_functions_that_nothing_creates_at_boot_are_told() -> None:
     wanted = DefineVgpu(UUID, "01:01.4", "A40-2Q", autostart=True)
     host = vgpu_host((a40_type(2),))
     assert plan(host, wanted).notes[0].startswith("virtual functions of 0000:01:00.0 are lost")
-    installed = replace(host, files=(TextFile(BOOT, ""),))
+    installed = with_facts(host, files=(TextFile(BOOT, ""),))
     assert not any("lost" in note for note in plan(installed, wanted).notes)
 
 
@@ -212,7 +213,7 @@ def test_the_last_that_starts_by_itself_takes_what_starts_it_along() -> None:
 
 def test_without_systemd_or_program_it_is_told_who_has_to_start_it() -> None:
     host = host_with(mdevctl=None)
-    made = plan(replace(host, has_systemd=False), replace(DEFINE, autostart=True))
+    made = plan(with_facts(host, has_systemd=False), replace(DEFINE, autostart=True))
     assert len(made.steps) == 1
     assert made.notes[-1].startswith("systemd not found: run `vfiomgr vgpu restore --boot`")
     made = plan(host, replace(DEFINE, autostart=True, program=None))

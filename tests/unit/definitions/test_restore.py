@@ -20,6 +20,7 @@ from tests.unit.defined_vgpus import (
     vendor_host,
     with_active,
 )
+from tests.unit.devices import with_facts
 from tests.unit.vgpu.test_sriov_manage import KEPT
 from vfiomgr.definitions.model import VgpuAttribute
 from vfiomgr.definitions.requests import RestoreVgpus
@@ -95,7 +96,7 @@ def without_functions(
     host = vendor_host(document(definition), mode=mode)
     gpu = replace(GPU, driver=driver, virtual_functions=(), sriov_numvfs=0)
     gpu = replace(gpu, sriov_drivers_autoprobe=True)
-    return replace(host, devices=(gpu,), vgpu_parents=(), vgpus=())
+    return with_facts(host, devices=(gpu,), vgpu_parents=(), vgpus=())
 
 
 def test_types_and_parameters_come_back_where_functions_are_there() -> None:
@@ -123,7 +124,9 @@ def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
 
 def test_the_vendors_program_makes_its_functions_and_their_mode() -> None:
     mixed = replace(AUTOMATIC, heterogeneous=True)
-    host = replace(without_functions(mixed, driver="nvidia"), has_sriov_manage=True, host_uses=KEPT)
+    host = with_facts(
+        without_functions(mixed, driver="nvidia"), has_sriov_manage=True, host_uses=KEPT
+    )
     made = plan(host, RESTORE)
     assert [step.kind for step in made.steps] == [RunSriovManage.kind, SetHeterogeneous.kind]
 
@@ -145,7 +148,7 @@ def idle_host(
     host = vendor_host(document(definition), mode=mode)
     gpu, *functions = (replace(device, driver="nvidia") for device in host.devices)
     devices = (replace(gpu, sriov_numvfs=gpu.sriov_totalvfs), *functions)
-    return replace(host, devices=devices, vgpus=(), has_sriov_manage=True, host_uses=KEPT)
+    return with_facts(host, devices=devices, vgpus=(), has_sriov_manage=True, host_uses=KEPT)
 
 
 MIXED = replace(AUTOMATIC, heterogeneous=True)
@@ -168,7 +171,7 @@ def test_modes_that_are_defined_are_set_while_there_is_no_vgpu(
     assert first.plan is not None
     assert [type(step) for step in first.plan.steps] == steps
     assert [c.after for c in others] == ["0000:41:00.0"] * 2
-    busy = replace(host, vgpus=vendor_host().vgpus)
+    busy = with_facts(host, vgpus=vendor_host().vgpus)
     found = candidates(busy, RESTORE)
     assert all("vfiomgr vgpu remove 0000:41:00.4" in (c.why_not or "") for c in found)
 
@@ -189,7 +192,7 @@ def test_modes_that_do_no_harm_are_left(host: HostSnapshot) -> None:
 
 def test_mig_that_is_not_defined_is_left_and_what_ends_it_is_told() -> None:
     host = idle_host(AUTOMATIC, mig=True)
-    alone = replace(host, devices=(replace(host.devices[0], sriov_numvfs=0),), vgpu_parents=())
+    alone = with_facts(host, devices=(replace(host.devices[0], sriov_numvfs=0),), vgpu_parents=())
     for one in (host, alone):
         assert plan(one, RESTORE).is_empty
         for found in candidates(one, RESTORE):
@@ -201,7 +204,7 @@ def test_mig_that_is_not_defined_is_left_and_what_ends_it_is_told() -> None:
 def test_mig_comes_before_the_virtual_functions() -> None:
     host = idle_host(INSTANCES)
     gpu = replace(host.devices[0], sriov_numvfs=0, virtual_functions=())
-    alone = replace(host, devices=(gpu,), vgpu_parents=())
+    alone = with_facts(host, devices=(gpu,), vgpu_parents=())
     made = plan(alone, RESTORE)
     assert [step.kind for step in made.steps] == [SetMig.kind, RunSriovManage.kind]
     assert made.steps[1] == RunSriovManage(gpu.identity, before=0, after=32)
@@ -218,5 +221,5 @@ def test_another_gpu_at_the_address_is_left_alone_and_an_absent_one_awaited() ->
     found = candidates(vendor_host(document(other)), RESTORE)
     assert all("is a different device" in (c.why_not or "") for c in found)
     host = vendor_host(document(AUTOMATIC))
-    absent = candidates(replace(host, devices=()), RESTORE)
+    absent = candidates(with_facts(host, devices=()), RESTORE)
     assert all(c.is_waiting for c in absent)

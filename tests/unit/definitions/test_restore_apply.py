@@ -15,6 +15,7 @@ from tests.fakes.nvidia.driver import SRIOV_MANAGE
 from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.definitions.test_restore import AUTOMATIC, without_functions
+from tests.unit.devices import with_facts
 from tests.unit.engine.faults import EveryFault, Stories, changes, kept, told
 from vfiomgr.definitions import restore
 from vfiomgr.definitions.model import (
@@ -366,7 +367,7 @@ def test_a_gpu_that_is_prepared_has_its_vgpus_made_in_the_same_run() -> None:
         [
             without_functions(AUTOMATIC),
             vendor_host(document(AUTOMATIC)),
-            replace(vendor_host(document(replace(AUTOMATIC, vgpus=AUTOMATIC.vgpus[:1])))),
+            with_facts(vendor_host(document(replace(AUTOMATIC, vgpus=AUTOMATIC.vgpus[:1])))),
         ]
     )
     asked: list[tuple[str, ...]] = []

@@ -18,6 +18,7 @@ from tests.unit.defined_vgpus import (
     vendor_host,
     with_active,
 )
+from tests.unit.devices import with_facts
 from vfiomgr.definitions.model import VgpuAttribute
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
 from vfiomgr.engine.registry import plan
@@ -44,7 +45,7 @@ def held(host: HostSnapshot) -> HostSnapshot:
     """A host on which a guest has the active vGPU."""
     group = IommuGroup(7, (UUID,), None, None, has_node=True)
     user = DeviceUser("/dev/vfio/7", 4711, "qemu-system-x86")
-    return replace(host, groups=(*host.groups, group), users=(user,))
+    return with_facts(host, groups=(*host.groups, group), users=(user,))
 
 
 def test_it_is_made_with_its_attributes_in_their_order_and_marked() -> None:
@@ -114,7 +115,7 @@ def test_a_lost_virtual_function_is_told_with_what_creates_it() -> None:
     gpu = host.devices[0]
     gpu = replace(gpu, sriov_totalvfs=16, sriov_numvfs=0, sriov_offset=4, sriov_stride=1)
     with pytest.raises(UnknownDevice, match="virtual function not found: 0000:04") as caught:
-        plan(replace(host, devices=(gpu,)), START)
+        plan(with_facts(host, devices=(gpu,)), START)
     assert caught.value.hint.endswith(": vfiomgr vgpu mode 0000:04:00.0 vgpu")
 
 
@@ -128,14 +129,14 @@ def test_of_several_parents_the_one_counts_that_is_there() -> None:
         plan(host, StartVgpu((UUID,), "mdpy"))
     twin = replace(host.vgpu_parents[0], name="mdpy", gpu="mdpy")
     with pytest.raises(Refusal, match="defined on several parents: mdpy, mtty"):
-        plan(replace(host, vgpu_parents=(*host.vgpu_parents, twin)), START)
+        plan(with_facts(host, vgpu_parents=(*host.vgpu_parents, twin)), START)
 
 
 def test_no_room_is_told() -> None:
     host = host_with(definition_text(DEFINED))
     full = replace(host.vgpu_parents[0], available=(0, 0))
     with pytest.raises(Refusal, match=r"no capacity for another mtty-1 \(Single port"):
-        plan(replace(host, vgpu_parents=(full,)), START)
+        plan(with_facts(host, vgpu_parents=(full,)), START)
 
 
 def test_stopping_keeps_what_a_roll_back_would_need() -> None:

@@ -330,7 +330,7 @@ def test_a_power_cut_is_told_until_its_devices_are_settled(kernel: FakeKernel) -
 
 def test_a_run_under_way_is_not_cut_off(kernel: FakeKernel) -> None:
     seen: list[int] = []
-    boot_id = api.scan(kernel).boot_id
+    boot_id = api.scan(kernel).kernel.boot_id
     kernel.before_write = lambda _path, _text: seen.append(len(cut_off_runs(kernel, boot_id)))
     api.apply(Bind((GPU,)), tree=kernel)
     assert set(seen) == {0}

@@ -63,7 +63,7 @@ def directory(kernel: FakeKernel) -> Path:
 def begun(kernel: FakeKernel) -> Journal:
     """The journal of a bind that is about to begin."""
     host = api.scan(kernel, with_users=True)
-    return Journal.create(kernel, api.plan(host, Bind((GPU,))), Bind((GPU,)), host.boot_id)
+    return Journal.create(kernel, api.plan(host, Bind((GPU,))), Bind((GPU,)), host.kernel.boot_id)
 
 
 def cut_off(kernel: FakeKernel) -> str:
@@ -72,7 +72,7 @@ def cut_off(kernel: FakeKernel) -> str:
     with pytest.raises(PowerCut):
         api.apply(Bind((GPU,)), tree=kernel)
     kernel.revive()
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)
     return run.name
 
 
@@ -276,7 +276,7 @@ def test_a_power_cut_loses_no_step_of_a_run_that_outlasts_a_reboot(kernel: FakeK
         api.apply(Bind(many(kernel), persist=True), tree=kernel)
     kernel.revive()
     kernel.reboot()
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)
     assert run.step.endswith("-> vfio-pci (driver_override vfio-pci)")
 
 
@@ -296,14 +296,14 @@ def test_a_power_cut_among_many_steps_leaves_nothing_to_undo(
     assert on_disk < written
     if lost:
         os.truncate(file, on_disk)
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)
     assert "later" not in run.step
     kernel.reboot()
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)
     assert run.step.endswith(", or a later one")
     assert len(api.recover(tree=kernel)) == 1
     assert [read_driver_state(kernel, address) for address in addresses] == before
-    assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+    assert cut_off_runs(kernel, api.scan(kernel).kernel.boot_id) == []
 
 
 def test_a_journal_that_cannot_be_begun_leaves_neither_file_nor_descriptor(
@@ -319,7 +319,7 @@ def test_a_journal_that_cannot_be_begun_leaves_neither_file_nor_descriptor(
     assert open_files() == []
     assert names(kernel) == []
     assert api.apply(Bind((GPU,)), tree=kernel).is_changed
-    assert survey(kernel, api.scan(kernel).boot_id).cut_off == ()
+    assert survey(kernel, api.scan(kernel).kernel.boot_id).cut_off == ()
 
 
 def test_a_journal_that_cannot_be_resumed_leaves_no_descriptor(
@@ -358,7 +358,7 @@ def test_a_journal_is_resumed_behind_its_last_whole_record(kernel: FakeKernel, t
     file = Path(kernel.locate(DIRECTORY / name))
     before = file.read_bytes()
     file.write_bytes(before + torn)
-    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    assert len(cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)) == 1
     assert len(api.recover(tree=kernel)) == 1
     assert file.read_bytes().startswith(before + b'{"event":"undo-begin"')
     assert read_journal(kernel, name)[-1]["event"] == "end"

@@ -70,13 +70,13 @@ def cut_off_bind(tmp_path: Path) -> FakeKernel:
     with pytest.raises(PowerCut):
         api.apply(Bind((GPU,)), tree=kernel)
     kernel.revive()
-    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    assert len(cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)) == 1
     return kernel
 
 
 def test_only_the_runs_of_a_device_are_undone(tmp_path: Path) -> None:
     kernel = cut_off_bind(tmp_path)
-    boot = api.scan(kernel).boot_id
+    boot = api.scan(kernel).kernel.boot_id
     (run,) = cut_off_runs(kernel, boot)
     with Host(kernel).changing() as work:
         recover_device(work, str(ADAPTER))
@@ -234,7 +234,7 @@ def without_checksum(record: dict[str, object]) -> dict[str, object]:
 
 def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
     kernel = cut_off_bind(tmp_path)
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)
     file = kernel.locate(DIRECTORY / run.name)
     plan, *others = read_journal(kernel, run.name)
     plan["steps"][0]["kind"] = "a step of the future"
@@ -244,7 +244,7 @@ def test_a_journal_of_another_version_is_named_and_kept(tmp_path: Path) -> None:
         api.recover(tree=kernel)
     assert run.name in caught.value.message
     assert caught.value.exit_code == 65
-    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    assert len(cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)) == 1
 
 
 def test_finishing_refuses_another_device_at_the_address(tmp_path: Path) -> None:
@@ -260,9 +260,9 @@ def test_finishing_refuses_another_device_at_the_address(tmp_path: Path) -> None
 def test_a_command_that_settles_a_part_does_not_close_the_run(tmp_path: Path) -> None:
     kernel = cut_off_bind(tmp_path)
     api.apply(Bind((AUDIO,), only=True), tree=kernel)
-    assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
+    assert len(cut_off_runs(kernel, api.scan(kernel).kernel.boot_id)) == 1
     api.apply(Unbind((GPU,)), tree=kernel)
-    assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
+    assert cut_off_runs(kernel, api.scan(kernel).kernel.boot_id) == []
 
 
 def test_an_override_that_contradicts_the_driver_is_not_given_back(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, ON, VFS, run
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
@@ -25,11 +25,13 @@ VGPU = Vgpu(None, "vendor-vfio", str(VFS[0].address), "1148", None, "nvidia", 7,
 
 def divided(mode: GpuMode | None = PLAIN) -> HostSnapshot:
     modes = (mode,) if mode else ()
-    return replace(host_of(DIVIDED, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=modes)
+    return with_facts(
+        host_of(DIVIDED, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=modes
+    )
 
 
 def whole(mode: GpuMode = PLAIN) -> HostSnapshot:
-    return replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,))
+    return with_facts(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,))
 
 
 def test_heterogeneous_mode_is_set_and_taken_back() -> None:
@@ -75,12 +77,12 @@ def test_a_run_that_was_cut_off_makes_the_functions_again() -> None:
 )
 def test_with_a_vgpu_there_nothing_is_begun(wanted: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refusal, match=reason) as caught:
-        plan(replace(divided(), vgpus=(VGPU,)), SetGpuMode(GPU.address, **wanted))
+        plan(with_facts(divided(), vgpus=(VGPU,)), SetGpuMode(GPU.address, **wanted))
     assert caught.value.hint == "remove them first: vfiomgr vgpu remove 0000:41:00.4"
 
 
 def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
-    there = replace(divided(), vgpus=(VGPU,))
+    there = with_facts(divided(), vgpus=(VGPU,))
     assert plan(there, SetGpuMode(GPU.address, heterogeneous=False)).is_empty
 
 

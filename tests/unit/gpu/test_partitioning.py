@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.partitions import instance, partition
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, VFS, run
 from vfiomgr.definitions.model import (
@@ -62,7 +62,7 @@ def host(
         VgpuParent(str(vf.address), "/sys", "vendor-vfio", "nvidia", "0000:41:00.0", known, offered)
         for vf in VFS
     )
-    return replace(
+    return with_facts(
         host_of(DIVIDED, *VFS),
         has_sriov_manage=True,
         host_uses=KEPT,
@@ -152,10 +152,14 @@ def test_one_that_is_divided_further_stays() -> None:
 @pytest.mark.parametrize(
     ("there", "words", "remedy"),
     [
-        (replace(host(), gpu_modes=()), "nvidia-smi does not report", "nvidia-smi -q"),
-        (replace(host(), gpu_modes=(replace(MIG, mig=None),)), "does not support MIG", "vgpu mode"),
-        (replace(host(), gpu_modes=(replace(MIG, mig=False),)), "MIG is off", "--mig"),
-        (replace(host(), gpu_partitions=()), "does not report the GPU instances", "mig -lgip"),
+        (with_facts(host(), gpu_modes=()), "nvidia-smi does not report", "nvidia-smi -q"),
+        (
+            with_facts(host(), gpu_modes=(replace(MIG, mig=None),)),
+            "does not support MIG",
+            "vgpu mode",
+        ),
+        (with_facts(host(), gpu_modes=(replace(MIG, mig=False),)), "MIG is off", "--mig"),
+        (with_facts(host(), gpu_partitions=()), "does not report the GPU instances", "mig -lgip"),
     ],
 )
 def test_gpus_that_cannot_be_divided(there: HostSnapshot, words: str, remedy: str) -> None:
@@ -181,7 +185,7 @@ def test_a_definition_that_keeps_other_instances_is_told() -> None:
     function = FunctionDefinition(VFS[0].address, "474", "GRID A100-1-5C")
     kept = GpuDefinition("vfiomgr/v1", GPU.identity, 2, (function,), mig=("1g.5gb",))
     file = TextFile(kept.path, render_gpu_definition(kept))
-    there = replace(host(), definitions=DefinitionFacts((file,)))
+    there = with_facts(host(), definitions=DefinitionFacts((file,)))
     (note,) = divided(there, g1_5=2).notes
     assert "has other GPU instances for the next boot" in note
     assert note.endswith(f"to keep these: vfiomgr vgpu define {NAME}")
@@ -211,12 +215,12 @@ def test_room_in_what_is_there_is_told_apart_from_what_can_be_made() -> None:
 def test_an_instance_holds_several_of_one_size() -> None:
     there = host(instance("3g.20gb", 0, 2), kinds=(HALVES,))
     assert (found(there, HALVES).more, found(there, LARGE).more) == (2, 1)
-    half = replace(there, vgpus=(vgpu("480", 2),))
+    half = with_facts(there, vgpus=(vgpu("480", 2),))
     assert (found(half, HALVES).more, found(half, HALVES).makeable) == (1, 0)
     assert (found(half, LARGE).more, found(half, LARGE).makeable) == (0, 1)
-    whole = replace(there, vgpus=(vgpu("476", 2),))
+    whole = with_facts(there, vgpus=(vgpu("476", 2),))
     assert found(whole, HALVES).more == 0, "of one size"
-    unknown = replace(there, vgpus=(vgpu("480", None),))
+    unknown = with_facts(there, vgpus=(vgpu("480", None),))
     assert found(unknown, HALVES).more == 1
     assert found(unknown, LARGE).more == 0
 
@@ -270,8 +274,8 @@ def test_virtual_functions_are_made_around_the_instances() -> None:
     assert back == away.inverse()
     assert any("created again in place: 1g.5gb" in note for note in made.notes)
     wanted = SetVirtualFunctions(GPU.address, 0)
-    gone = replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
-    later = plan(replace(gone, gpu_partitions=(partition(),)), wanted, resolve(there, wanted))
+    gone = with_facts(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
+    later = plan(with_facts(gone, gpu_partitions=(partition(),)), wanted, resolve(there, wanted))
     assert later.steps == (back,)
     busy = host(instance("1g.5gb", 6, 13, processes=("python3 (PID 4711)",)))
     with pytest.raises(Refusal, match="python3"):
@@ -286,7 +290,7 @@ def test_mig_goes_off_once_the_instances_are_gone() -> None:
 
 
 def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
-    bare = replace(
+    bare = with_facts(
         host_of(GPU),
         has_sriov_manage=True,
         host_uses=KEPT,
@@ -303,7 +307,7 @@ def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
     ready = plan(bare, SwitchGpu(GPU.address, "vgpu")).steps
     assert ready[0].inverse() == ready[2]
     wanted = SwitchGpu(GPU.address, "vgpu")
-    later = plan(replace(host(), vgpu_parents=()), wanted, resolve(bare, wanted))
+    later = plan(with_facts(host(), vgpu_parents=()), wanted, resolve(bare, wanted))
     assert later.steps == (ready[2],)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.gpu.test_mode import PLAIN, VGPU, divided, whole
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, run
 from vfiomgr.documents.text import TextFile
@@ -46,13 +46,13 @@ def bound(device: PciDevice = GPU) -> HostSnapshot:
     """A GPU that vfiomgr has put on vfio-pci."""
     gpu = replace(device, driver="vfio-pci", driver_override="vfio-pci")
     origin = OriginalState(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
-    return replace(host_of(gpu), has_sriov_manage=True, origins=(origin,))
+    return with_facts(host_of(gpu), has_sriov_manage=True, origins=(origin,))
 
 
 def carrying() -> HostSnapshot:
     """A GPU with a vGPU of vfiomgr's own."""
     made = (VGPU.name,)
-    return replace(divided(), vgpus=(VGPU,), vgpu_marks=(MARK,), made_functions=made)
+    return with_facts(divided(), vgpus=(VGPU,), vgpu_marks=(MARK,), made_functions=made)
 
 
 def switch(host: HostSnapshot, to: GpuUse, **wanted: object) -> Plan:
@@ -71,7 +71,7 @@ def test_from_vgpus_to_a_guest() -> None:
 
 
 def test_the_whole_slot_goes_and_comes() -> None:
-    host = replace(
+    host = with_facts(
         host_of(DIVIDED, AUDIO, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(PLAIN,)
     )
     moved = [s for s in switch(host, "passthrough").steps if isinstance(s, ChangeDriver)]
@@ -123,30 +123,30 @@ def test_other_drivers_make_functions_by_the_kernel() -> None:
 @pytest.mark.parametrize("to", ["host", "passthrough"])
 def test_vgpus_of_others_are_named_and_stay(to: GpuUse) -> None:
     with pytest.raises(Refusal, match=r"vfiomgr did not create: 0000:41:00\.4") as caught:
-        switch(replace(carrying(), vgpu_marks=()), to)
+        switch(with_facts(carrying(), vgpu_marks=()), to)
     assert "vfiomgr vgpu remove 0000:41:00.4" in caught.value.hint
 
 
 def test_vgpus_that_could_not_be_given_back_are_named() -> None:
-    mig = replace(carrying(), gpu_modes=(replace(PLAIN, mig=True, heterogeneous=None),))
+    mig = with_facts(carrying(), gpu_modes=(replace(PLAIN, mig=True, heterogeneous=None),))
     with pytest.raises(Refusal, match=r"GPU instances \(MIG\).*: 0000:41:00\.4") as caught:
         switch(mig, "host")
     assert "vfiomgr vgpu remove 0000:41:00.4" in caught.value.hint
-    bare = switch(replace(mig, vgpus=(), vgpu_marks=()), "host")
+    bare = switch(with_facts(mig, vgpus=(), vgpu_marks=()), "host")
     assert any("GPU instances (MIG)" in note for note in bare.notes)
 
 
 def test_a_vgpu_in_use_stays() -> None:
     user = DeviceUser("/dev/vfio/7", 4711, "qemu-system-x86")
     group = replace(host_of(replace(GPU, iommu_group=7)).groups[0], members=())
-    host = replace(carrying(), users=(user,), groups=(*carrying().groups, group))
+    host = with_facts(carrying(), users=(user,), groups=(*carrying().groups, group))
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         switch(host, "passthrough")
 
 
 def test_what_bind_would_refuse_in_the_end_is_refused_before_anything() -> None:
     desktop = replace(DIVIDED, is_boot_display=True, display_signs=("boot_vga",))
-    host = replace(
+    host = with_facts(
         host_of(desktop, *VFS), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(PLAIN,)
     )
     with pytest.raises(Refusal, match="console's display"):
@@ -156,19 +156,19 @@ def test_what_bind_would_refuse_in_the_end_is_refused_before_anything() -> None:
 
 def test_persistence_mode_is_ended_and_no_obstacle() -> None:
     assert switch(whole(), "passthrough").steps[0] == QUIET
-    never_on = switch(replace(whole(), host_uses=()), "passthrough")
+    never_on = switch(with_facts(whole(), host_uses=()), "passthrough")
     assert QUIET not in never_on.steps
 
 
 def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same() -> None:
-    made = switch(replace(carrying(), host_uses=()), "passthrough")
+    made = switch(with_facts(carrying(), host_uses=()), "passthrough")
     assert made.steps[2:5] == (OFF, run(2, 0), QUIET)
 
 
 @pytest.mark.parametrize(
     ("host", "wanted", "reason", "remedy"),
     [
-        (replace(bound(), origins=()), {}, "was not saved", "vfiomgr unbind"),
+        (with_facts(bound(), origins=()), {}, "was not saved", "vfiomgr unbind"),
         (
             whole(replace(PLAIN, mixes_sizes=False)),
             {"heterogeneous": True},
@@ -193,12 +193,12 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
         plan(divided(), SwitchGpu(first, "host"))
     assert refused.value.hint.endswith(f"for the virtual function itself: vfiomgr bind {first}")
     parent = VgpuParent(str(first), "p", "vendor-vfio", "nvidia", str(GPU.address), (), (1,))
-    vendor = replace(divided(), vgpu_parents=(parent,))
+    vendor = with_facts(divided(), vgpu_parents=(parent,))
     with pytest.raises(Refusal) as refused:
         plan(vendor, SwitchGpu(first, "host"))
     assert f"itself: vfiomgr vgpu create --parent {first}" in refused.value.hint
     assert f"or run vfiomgr bind {first} --allow vgpu-function" in refused.value.hint
-    made = replace(vendor, vgpus=(VGPU,))
+    made = with_facts(vendor, vgpus=(VGPU,))
     with pytest.raises(Refusal) as refused:
         plan(made, SwitchGpu(first, "host"))
     assert refused.value.hint.endswith("it is ready for a guest")
@@ -211,7 +211,7 @@ def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
     checkpoint = resolve(carrying(), wanted)
     assert isinstance(checkpoint, SwitchCheckpoint)
     assert checkpoint.vgpus == ("0000:41:00.4",)
-    half = replace(whole(), vgpu_marks=(MARK,))
+    half = with_facts(whole(), vgpu_marks=(MARK,))
     assert plan(half, wanted, checkpoint).steps == (UNMARKED,)
     assert resolve(half, wanted, checkpoint) == checkpoint, "also once it is finished"
 
@@ -219,7 +219,9 @@ def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
 def test_a_run_that_was_cut_off_remembers_how_it_was_to_divide() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
     mixed = replace(PLAIN, heterogeneous=True)
-    host = replace(host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,))
+    host = with_facts(
+        host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,)
+    )
     wanted = SwitchGpu(GPU.address, "vgpu")
     checkpoint = resolve(host, wanted)
     assert plan(whole(), wanted, checkpoint).steps == (run(0, 2), ON)

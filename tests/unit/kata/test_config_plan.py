@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.bases import render_drop_in, render_whole
@@ -51,7 +51,7 @@ def plan(
     wanted = KataRequest(
         release=KataRelease(Version.parse(version), name), **{"functions": SMALL} | options
     )
-    host = replace(two_sockets(), cpu_address_bits=46, architecture=architecture)
+    host = with_facts(two_sockets(), cpu_address_bits=46, architecture=architecture)
     configured = None if base is None else read_settings(MAIN, base)
     return plan_config(host, wanted, TABLE, configured, setup)
 
@@ -81,7 +81,7 @@ def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
 def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
     wanted = KataRequest(KataRelease(Version(4, 1), "go"), SMALL)
     small = HostTopology((node(0, range(2), gib=4),))
-    done = plan_config(replace(two_sockets(), topology=small), wanted, TABLE)
+    done = plan_config(with_facts(two_sockets(), topology=small), wanted, TABLE)
     assert done.value("default_memory") is None
     assert any("MiB for guests with a GPU are more than this host's" in note for note in done.notes)
 
@@ -336,7 +336,7 @@ def test_no_key_is_ever_written_that_the_release_does_not_know(
     wanted: KataRequest, base: str | None, bits: int | None
 ) -> None:
     configured = None if base is None else read_settings(MAIN, base)
-    host = replace(host_of(), cpu_address_bits=bits)
+    host = with_facts(host_of(), cpu_address_bits=bits)
     try:
         done = plan_config(host, wanted, TABLE, configured, KataSetup(firmware=OVMF))
     except Refusal:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import mixed
-from tests.unit.devices import agent_of
+from tests.unit.devices import agent_of, with_facts
 from tests.unit.engine.faults import EveryFault, Stories, told
 from tests.unit.layout.test_apply import AUDIO, GPU, NIC, WHOLE, drivers, layout
 from vfiomgr.errors import Refusal
@@ -293,7 +293,7 @@ def test_a_layout_refused_for_users_that_a_boot_ends_can_be_applied_then(
     tmp_path: Path, rules: tuple[dict[str, Any], ...], user: DeviceUser, rule: str
 ) -> None:
     kernel = host(tmp_path, *((Bind((GPU,)),) if user == GUEST else ()))
-    seen = replace(api.scan(kernel, with_users=True), users=(user,))
+    seen = with_facts(api.scan(kernel, with_users=True), users=(user,))
     request = installing(*rules).apply
     with pytest.raises(Refusal) as caught:
         api.plan(seen, request)
@@ -305,7 +305,7 @@ def test_a_layout_refused_for_users_that_a_boot_ends_can_be_applied_then(
 def test_an_installed_layout_is_not_named_as_one_to_install(tmp_path: Path) -> None:
     seen = api.scan(host(tmp_path, installing()), with_users=True)
     with pytest.raises(Refusal, match="is in use by: python3") as caught:
-        api.plan(replace(seen, users=(OPEN,)), installing().apply)
+        api.plan(with_facts(seen, users=(OPEN,)), installing().apply)
     assert AT_BOOT not in str(caught.value.remedy)
 
 
@@ -313,7 +313,7 @@ def test_the_next_boot_is_no_remedy_if_it_does_not_end_another_reason(tmp_path: 
     seen = api.scan(host(tmp_path, Bind((GPU,))), with_users=True)
     pods = agent_of(str(AUDIO), pod="ml/train-0/c0")
     with pytest.raises(Refusal) as caught:
-        api.plan(replace(seen, users=(GUEST,), agent=pods), installing(BACK).apply)
+        api.plan(with_facts(seen, users=(GUEST,), agent=pods), installing(BACK).apply)
     assert {one.rule for one in caught.value.diagnostics} == {"held-by-guest", "held-by-pod"}
     assert AT_BOOT not in caught.value.message + str(caught.value.remedy)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.engine.plan import FIRST
 from vfiomgr.errors import Refusal
@@ -310,7 +310,7 @@ def test_a_gpu_that_makes_none_is_refused(tmp_path: Path) -> None:
     rule = {**vgpus({"type": "x", "count": 1}), "select": {"address": "0000:01:00.0"}}
     with pytest.raises(Refusal, match="does not support vGPUs in its current state"):
         plan_layout(host, layout(rule))
-    assert compare(replace(host, users=None), layout(rule)).differences
+    assert compare(with_facts(host, users=None), layout(rule)).differences
 
 
 def test_a_vgpu_with_another_uuid_is_named(tmp_path: Path) -> None:

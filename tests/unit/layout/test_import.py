@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
@@ -219,7 +219,7 @@ def test_driverctl_moves_single_functions_and_so_does_the_layout() -> None:
     files = _driverctl(
         x41_00_0="vfio-pci", x42_00_0="nvidia", x43_00_0="vfio-pci", x99_00_0="vfio-pci"
     )
-    found = _of_host(replace(HOST, files=(*files, TextFile("/etc/driverctl.d/README", "x"))))
+    found = _of_host(with_facts(HOST, files=(*files, TextFile("/etc/driverctl.d/README", "x"))))
     assert yaml_of(found) == (
         "  imported:\n"
         "    devices:\n"
@@ -250,7 +250,7 @@ def test_driverctl_moves_single_functions_and_so_does_the_layout() -> None:
 
 def test_a_slot_of_which_driverctl_has_all_goes_whole() -> None:
     files = _driverctl(x43_00_0="vfio-pci", x43_00_1="vfio-pci")
-    found = _of_host(replace(HOST, files=files))
+    found = _of_host(with_facts(HOST, files=files))
     (rule,) = found.layouts["imported"].devices
     assert list(map(str, rule.select.address)) == ["0000:43:00.0", "0000:43:00.1"]
     assert found.left == []
@@ -270,7 +270,7 @@ def test_a_slot_of_which_driverctl_has_all_goes_whole() -> None:
     ],
 )
 def test_identifiers_of_the_command_line(words: str, ids: tuple[str, ...], left: list[str]) -> None:
-    found = _of_host(replace(HOST, kernel_command_line=f"quiet {words} iommu=pt"))
+    found = _of_host(with_facts(HOST, kernel_command_line=f"quiet {words} iommu=pt"))
     rules = found.layouts["imported"].devices if ids else ()
     assert [rule.select.id for rule in rules] == ([ids] if ids else [])
     assert [rule.at_least for rule in rules] == ([0 if "1002" in words else 1] if ids else [])
@@ -317,7 +317,7 @@ TWO_IDS = "vfio-pci.ids=10de:1e84,10de:10f8"
 def test_two_identifiers_of_a_slot_of_four_make_a_layout_that_can_be_applied(
     host: HostSnapshot, told: str, *, only: bool
 ) -> None:
-    found = _of_host(replace(host, kernel_command_line=TWO_IDS))
+    found = _of_host(with_facts(host, kernel_command_line=TWO_IDS))
     (rule,) = found.layouts["imported"].devices
     assert isinstance(rule, PassthroughRule)
     assert rule.only is only
@@ -329,7 +329,7 @@ def test_two_identifiers_of_a_slot_of_four_make_a_layout_that_can_be_applied(
 
 def test_driverctl_of_a_part_of_a_group_makes_a_layout_that_can_be_applied() -> None:
     files = _driverctl(x43_00_0="vfio-pci", x43_00_1="vfio-pci")
-    found = _of_host(replace(_slot_of_four(*FOUR), files=files))
+    found = _of_host(with_facts(_slot_of_four(*FOUR), files=files))
     (rule,) = found.layouts["imported"].devices
     assert isinstance(rule, PassthroughRule)
     assert not rule.only
@@ -342,7 +342,7 @@ def test_slots_that_need_different_rules_get_them() -> None:
         replace(d, address=moved(d.address, bus=0x44), iommu_group=60 + d.address.function)
         for d in whole
     ]
-    host = replace(host_of(*whole, *alone), kernel_command_line=TWO_IDS)
+    host = with_facts(host_of(*whole, *alone), kernel_command_line=TWO_IDS)
     found = _of_host(host)
     rules = [r for r in found.layouts["imported"].devices if isinstance(r, PassthroughRule)]
     assert [([str(a) for a in r.select.address], r.only) for r in rules] == [
@@ -355,7 +355,7 @@ def test_slots_that_need_different_rules_get_them() -> None:
 def test_what_keeps_the_layout_from_being_applied_is_said() -> None:
     host = _slot_of_four(*FOUR)
     nic = gpu("0000:44:00.0", "10d3", class_code="020000", driver="e1000e", iommu_group=43)
-    found = _of_host(replace(host_of(*host.devices, nic), kernel_command_line=TWO_IDS))
+    found = _of_host(with_facts(host_of(*host.devices, nic), kernel_command_line=TWO_IDS))
     (diagnostic,) = found.diagnostics
     assert diagnostic.summary.startswith("IOMMU group 43 also holds 0000:44:00.0")
 
@@ -369,7 +369,7 @@ TWIN_IDS = "vfio-pci.ids=10de:2235,10de:20b5"
 
 
 def test_boards_that_share_an_id_are_named_and_asked_for() -> None:
-    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    host = with_facts(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     with pytest.raises(Refusal) as caught:
         _of_host(host, frozenset())
     (question,) = caught.value.diagnostics
@@ -392,7 +392,7 @@ def test_boards_that_share_an_id_are_named_and_asked_for() -> None:
     ],
 )
 def test_boards_that_are_named_go_by_address(boards: list[str], addresses: list[str]) -> None:
-    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    host = with_facts(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     found = _of_host(host, frozenset(map(PciAddress.parse, boards)))
     (rule,) = found.layouts["imported"].devices
     assert (list(map(str, rule.select.address)), rule.select.id) == (addresses, ())
@@ -401,11 +401,11 @@ def test_boards_that_are_named_go_by_address(boards: list[str], addresses: list[
 
 
 def test_all_boards_go_by_their_id_where_that_is_said_or_so_already() -> None:
-    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    host = with_facts(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     (rule,) = _of_host(host, "all").layouts["imported"].devices
     assert rule.select.id == ("10de:2235", "10de:20b5")
     bound = host_of(*(replace(twin, driver="vfio-pci") for twin in TWINS))
-    found = _of_host(replace(bound, kernel_command_line=TWIN_IDS), frozenset())
+    found = _of_host(with_facts(bound, kernel_command_line=TWIN_IDS), frozenset())
     assert [r.select.id for r in found.layouts["imported"].devices] == [rule.select.id]
 
 
@@ -413,18 +413,18 @@ def test_the_console_and_functions_of_one_slot_are_no_boards_to_ask_for() -> Non
     console = replace(TWINS[0], is_boot_display=True)
     ports = [gpu(f"0000:44:00.{n}", iommu_group=44) for n in range(4)]
     for devices in ((console, TWINS[1]), ports):
-        host = replace(host_of(*devices), kernel_command_line="vfio-pci.ids=10de:2235")
+        host = with_facts(host_of(*devices), kernel_command_line="vfio-pci.ids=10de:2235")
         assert len(_of_host(host, frozenset()).layouts["imported"].devices) == 1
 
 
 def test_a_board_that_shares_no_id_is_none_of_the_question() -> None:
-    host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
+    host = with_facts(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     with pytest.raises(
         UsageError, match=r"0000:43:00\.0 is not one of the boards that share"
     ) as caught:
         _of_host(host, frozenset({PciAddress.parse("0000:43:00.0")}))
     assert caught.value.hint == "those are: 0000:41:00.0, 0000:42:00.0"
-    alone = replace(host_of(TWINS[0]), kernel_command_line=TWIN_IDS)
+    alone = with_facts(host_of(TWINS[0]), kernel_command_line=TWIN_IDS)
     with pytest.raises(UsageError, match="is not one of the boards that share") as caught:
         _of_host(alone, frozenset({PciAddress.parse("0000:43:00.0")}))
     assert caught.value.hint == "leave out --board: no ID is shared"
@@ -441,7 +441,7 @@ def test_a_board_that_shares_no_id_is_none_of_the_question() -> None:
 )
 def test_what_an_id_cannot_say_goes_by_address(entry: str, addresses: list[str]) -> None:
     devices = (*TWINS[:2], replace(TWINS[2], class_code="030000"))
-    host = replace(host_of(*devices), kernel_command_line=f"vfio-pci.ids={entry}")
+    host = with_facts(host_of(*devices), kernel_command_line=f"vfio-pci.ids={entry}")
     found = _of_host(host, frozenset())
     rules = found.layouts["imported"].devices if addresses else ()
     assert [list(map(str, rule.select.address)) for rule in rules] == [addresses] * bool(addresses)
@@ -451,17 +451,17 @@ def test_what_an_id_cannot_say_goes_by_address(entry: str, addresses: list[str])
 def test_odd_identifiers_of_a_recording_are_no_match() -> None:
     odd = replace(TWINS[0], vendor_id="junk", subsystem_id="", class_code="junk")
     classes = "vfio-pci.ids=10de:ffffffff:ffffffff:ffffffff:030200:ffff00"
-    host = replace(host_of(odd, TWINS[2]), kernel_command_line=classes)
+    host = with_facts(host_of(odd, TWINS[2]), kernel_command_line=classes)
     (rule,) = _of_host(host, frozenset()).layouts["imported"].devices
     assert list(map(str, rule.select.address)) == ["0000:43:00.0"]
-    host = replace(host_of(replace(TWINS[2], class_code="junk")), kernel_command_line=classes)
+    host = with_facts(host_of(replace(TWINS[2], class_code="junk")), kernel_command_line=classes)
     assert _of_host(host, frozenset()).file is None
 
 
 def test_virtual_functions_are_not_selected_by_an_identifier() -> None:
     function = gpu("0000:43:00.4", "2237", iommu_group=45, physical_function=TWINS[2].address)
     host = host_of(*TWINS, function)
-    found = _of_host(replace(host, kernel_command_line="vfio-pci.ids=10de:2237"))
+    found = _of_host(with_facts(host, kernel_command_line="vfio-pci.ids=10de:2237"))
     (rule,) = found.layouts["imported"].devices
     assert rule.at_least == 0
     assert "select it with physical_function: 0000:43:00.0" in found.left[0]
@@ -469,7 +469,7 @@ def test_virtual_functions_are_not_selected_by_an_identifier() -> None:
 
 def test_identifiers_do_not_select_the_console() -> None:
     host = host_of(gpu("0000:41:00.0", is_boot_display=True), gpu("0000:42:00.0"))
-    found = _of_host(replace(host, kernel_command_line="vfio-pci.ids=10de:2235"))
+    found = _of_host(with_facts(host, kernel_command_line="vfio-pci.ids=10de:2235"))
     assert ["console's display" in left for left in found.left] == [True]
 
 
@@ -493,7 +493,7 @@ def test_definitions_of_mdevctl_become_wishes_of_their_gpu() -> None:
         _definition("0000:41:00.0", UUIDS[4], "no JSON"),
         _definition("0000:42:00.0", UUIDS[0]),
     )
-    host = replace(host_of(*HOST.devices, function), definitions=DefinitionFacts(files=files))
+    host = with_facts(host_of(*HOST.devices, function), definitions=DefinitionFacts(files=files))
     found = _of_host(host)
     assert yaml_of(found) == (
         "  imported:\n"
@@ -536,7 +536,7 @@ def test_definitions_of_mdevctl_become_wishes_of_their_gpu() -> None:
 
 def test_a_gpu_that_goes_to_guests_whole_makes_no_vgpus() -> None:
     facts = DefinitionFacts(files=(_definition("0000:41:00.0", UUIDS[0]),))
-    host = replace(HOST, files=_driverctl(x41_00_0="vfio-pci"), definitions=facts)
+    host = with_facts(HOST, files=_driverctl(x41_00_0="vfio-pci"), definitions=facts)
     found = _of_host(host)
     assert [rule.state for rule in found.layouts["imported"].devices] == ["passthrough"]
     assert "driverctl passes 0000:41:00.0 through" in found.left[-1]
@@ -547,6 +547,6 @@ def test_a_host_without_any_of_it_has_no_layout() -> None:
 
 
 def test_the_host_s_layout_gives_way_to_a_configuration_of_its_name() -> None:
-    host = replace(HOST, kernel_command_line="vfio-pci.ids=10de:20b5")
+    host = with_facts(HOST, kernel_command_line="vfio-pci.ids=10de:20b5")
     found = configs("  imported:\n  - {devices: all, vgpu-devices: {}}\n", host)
     assert list(found.layouts) == ["imported", "imported-host"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import RevertLayout
 from vfiomgr.layout.revert import of_several, plan_revert
@@ -105,14 +105,18 @@ USER = DeviceUser(NODE, 812, "dd")
 @pytest.mark.parametrize(
     ("host", "why", "allowance"),
     [
-        (replace(HOST, host_uses=(ROUTE,)), "default route: interface enp5s0v0", "default-route"),
         (
-            replace(HOST, host_uses=(ADDRESS,)),
+            with_facts(HOST, host_uses=(ROUTE,)),
+            "default route: interface enp5s0v0",
+            "default-route",
+        ),
+        (
+            with_facts(HOST, host_uses=(ADDRESS,)),
             "by the host's network: interface enp5s0v0",
             "in-use",
         ),
-        (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
-        (replace(HOST, users=(USER,)), r"is in use by: dd \(PID 812\)", "in-use"),
+        (with_facts(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
+        (with_facts(HOST, users=(USER,)), r"is in use by: dd \(PID 812\)", "in-use"),
     ],
     ids=["route", "address", "disk", "node"],
 )
@@ -149,7 +153,7 @@ KEPT = (HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it as enabled
 
 
 def reverted(*steps: Step, uses: tuple[HostUse, ...] = ()) -> tuple[Step, ...]:
-    host = replace(host_of(pci_device()), host_uses=uses)
+    host = with_facts(host_of(pci_device()), host_uses=uses)
     return plan_revert(host, RevertLayout("test", steps, ())).steps
 
 

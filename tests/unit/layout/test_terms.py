@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 import vfiomgr
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.vgpus import A40_TYPES, add_divided_gpu, vgpu_host
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Option, OptionName, allow, blocker
 from vfiomgr.layout.compare import compare, words
@@ -61,10 +61,10 @@ def passing(device: str, **fields: Any) -> dict[str, Any]:
     return {"select": {"address": device}, "state": "passthrough", **fields}
 
 
-MOUNTED = replace(
+MOUNTED = with_facts(
     host_of(DISK), host_uses=(HostUse(DISK.address, "mounted-disk", "/dev/nvme0n1 on /"),)
 )
-ROUTED = replace(host_of(NIC), host_uses=(HostUse(NIC.address, "default-route", "eth0"),))
+ROUTED = with_facts(host_of(NIC), host_uses=(HostUse(NIC.address, "default-route", "eth0"),))
 A40 = {"select": {"class": "0302"}, "state": "vgpu"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from lxml import etree
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.guest_hosts import GPU, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.guests.model import AttachOptions, DeviceRequest
@@ -36,7 +36,7 @@ def grace() -> HostSnapshot:
         replace(first, driver="nvgrace-gpu-vfio-pci", bridge_path="pci0009:00/0009:00:00.0"),
         replace(second, bridge_path="pci0019:00/0019:00:00.0"),
     )
-    return replace(host_of(*devices), architecture="aarch64")
+    return with_facts(host_of(*devices), architecture="aarch64")
 
 
 def written(*names: str, **changes: Any) -> _Element:
@@ -76,19 +76,19 @@ def test_a_gpu_with_coherent_memory_has_cells_for_it() -> None:
     assert [e.get("nodeset") for e in root.findall("devices/hostdev/acpi")] == ["1-8", "9-16"]
     own = (DeviceRequest(GRACE, AttachOptions(acpi_nodes="1")),)
     assert written(devices=own).find("cpu/numa") is None, "a user placed it"
-    plain = written(GPU, host=replace(two_sockets(), architecture="aarch64"))
+    plain = written(GPU, host=with_facts(two_sockets(), architecture="aarch64"))
     assert plain.findall("devices/hostdev/acpi") == []
     with pytest.raises(Refusal, match=r"libvirt 11\.8"):
         written(GRACE, libvirt=Version(11, 7))
 
 
 def test_an_unknown_architecture_is_named_or_that_of_its_gpus() -> None:
-    unknown = replace(two_sockets(), architecture=None)
+    unknown = with_facts(two_sockets(), architecture=None)
     (note,) = planned(GPU, host=unknown).notes
     assert "assuming x86_64 (machine q35)" in note
     assert "/proc/cpuinfo" in note
     assert planned(GPU, host=two_sockets()).notes == ()
-    known = planned(GRACE, host=replace(grace(), architecture=None), libvirt=NEWEST)
+    known = planned(GRACE, host=with_facts(grace(), architecture=None), libvirt=NEWEST)
     assert known == planned(GRACE, host=grace(), libvirt=NEWEST), "only ARM has these"
 
 
@@ -148,7 +148,7 @@ def test_root_complexes_of_a_device_tree_are_told_apart() -> None:
         for number, device in enumerate(host.devices)
     ]
     devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
-    root = written(devices=devices, viommu="smmuv3", host=replace(host, devices=tuple(below)))
+    root = written(devices=devices, viommu="smmuv3", host=with_facts(host, devices=tuple(below)))
     assert len(root.findall("devices/iommu")) == 2
 
 
@@ -180,7 +180,7 @@ def test_windows_needs_no_parts_of_pcs() -> None:
 def test_limits_of_the_machine() -> None:
     with pytest.raises(Refusal, match="virt supports 512"):
         written(GRACE, vcpus=513)
-    large = replace(grace(), devices=(replace(gpu(GRACE, 1, size=1 << 40), numa_node=None),))
+    large = with_facts(grace(), devices=(replace(gpu(GRACE, 1, size=1 << 40), numa_node=None),))
     with pytest.raises(Refusal, match="but machine virt has 512 GiB"):
         written(GRACE, host=large)
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import agent_of, host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_hostdevs, with_ports
 from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
 from vfiomgr.documents.text import TextFile
@@ -56,7 +56,7 @@ def host() -> HostSnapshot:
     )
     active = Vgpu(None, "vendor-vfio", parent.name, "1155", None, "nvidia", 31, None, None)
     found = host_of(GPU, AUDIO, VF, VENDOR, LONE, ON_HOST)
-    return replace(found, vgpu_parents=(parent,), vgpus=(MDEV, active), users=())
+    return with_facts(found, vgpu_parents=(parent,), vgpus=(MDEV, active), users=())
 
 
 def planned(
@@ -128,7 +128,7 @@ def test_a_confidential_guest_gets_devices_from_qemu_10_1_on(scope: Scope) -> No
 
 def test_a_function_that_needs_a_vf_token_goes_to_a_definition_that_has_one() -> None:
     owner = replace(pci_device(str(PARENT)), driver="vfio-pci", sriov_totalvfs=4, iommu_group=29)
-    on = replace(host_of(owner, VF), users=())
+    on = with_facts(host_of(owner, VF), users=())
     told = refused("41:00.4", on=on, scope=CONFIG)
     assert "its physical function 0000:41:00.0 is on vfio-pci" in told
     home = " -> return 0000:41:00.0 to its host driver: vfiomgr unbind 0000:41:00.0"
@@ -142,7 +142,7 @@ def test_a_function_that_needs_a_vf_token_goes_to_a_definition_that_has_one() ->
     live = refused("41:00.4", on=on, domain=has_one, scope=LIVE)
     assert live.endswith(home), "a running guest gets no token"
     assert refused("41:00.4", on=on, domain=has_one, scope=BOTH) == live
-    at_home = replace(on, devices=(replace(owner, driver="nvidia"), VF))
+    at_home = with_facts(on, devices=(replace(owner, driver="nvidia"), VF))
     assert planned("41:00.4", on=at_home, scope=LIVE).items
 
 
@@ -220,7 +220,7 @@ def test_or_libvirt_binds_it() -> None:
 
 
 def test_or_the_hook_binds_it_before_the_next_start() -> None:
-    script = replace(host(), files=(TextFile(str(SCRIPT), "#!/bin/sh\n"),))
+    script = with_facts(host(), files=(TextFile(str(SCRIPT), "#!/bin/sh\n"),))
     marked = known(None, replace(RUNNING, is_bound_by_hook=True))
     (item,) = planned("0a:00.0", domain=marked, scope=CONFIG, on=script).items
     assert item.names == ("0000:0a:00.0",)
@@ -236,13 +236,13 @@ def test_or_the_hook_binds_it_before_the_next_start() -> None:
         "0a:00.0", domain=runs, on=script
     )
     display = replace(ON_HOST, is_boot_display=True)
-    shown = replace(script, devices=(*host().devices[:-1], display))
+    shown = with_facts(script, devices=(*host().devices[:-1], display))
     assert "boot-display" in refused("0a:00.0", domain=marked, scope=CONFIG, on=shown)
 
 
 def test_what_bind_would_refuse_libvirt_is_not_asked_for_either() -> None:
     console = replace(ON_HOST, is_boot_display=True, display_signs=("boot_vga",))
-    told = refused("0a:00.0", managed=True, on=replace(host(), devices=(console,)))
+    told = refused("0a:00.0", managed=True, on=with_facts(host(), devices=(console,)))
     assert "console's display" in told
     assert "vfiomgr bind 0000:0a:00.0 --allow boot-display, and omit --managed" in told
 
@@ -267,20 +267,20 @@ def test_libvirt_must_not_unbind_it() -> None:
 
 
 def test_a_mediated_device_needs_a_kernel_with_vfio_groups() -> None:
-    without = replace(host(), vfio=VfioState(has_groups=False))
+    without = with_facts(host(), vfio=VfioState(has_groups=False))
     assert "-> boot a kernel with CONFIG_VFIO_GROUP" in refused(UUID, on=without)
     assert planned(UUID).items
 
 
 def test_and_it_must_be_a_vgpu() -> None:
-    told = refused("41:00.5", on=replace(host(), vgpus=()))
+    told = refused("41:00.5", on=with_facts(host(), vgpus=()))
     assert "vfiomgr vgpu create --parent 0000:41:00.5" in told
 
 
 def test_a_vgpu_that_is_defined_can_go_to_a_definition_alone() -> None:
     definition = VgpuDefinition("mtty", UUID, "mtty-2")
     facts = DefinitionFacts(files=(TextFile(definition.path, render_definition(definition)),))
-    defined = replace(host(), vgpus=(), definitions=facts)
+    defined = with_facts(host(), vgpus=(), definitions=facts)
     plan = planned(UUID, domain=known(None, RUNNING), scope=CONFIG, on=defined)
     assert plan.items[0].names == (UUID,)
     assert f"vfiomgr vgpu start {UUID}" in plan.notes[0]
@@ -330,22 +330,22 @@ def test_the_group_of_a_device_belongs_to_one_guest() -> None:
 
 def test_a_process_that_is_no_domain_holds_it() -> None:
     user = DeviceUser("/dev/vfio/30", 4711, "qemu-system-x86", guest="sandbox-1")
-    told = refused("41:00.4", on=replace(host(), users=(user,)))
+    told = refused("41:00.4", on=with_facts(host(), users=(user,)))
     assert "0000:41:00.4 is in use by guest sandbox-1" in told
 
 
 def test_a_device_of_a_pod_is_not_attached_to_a_running_guest() -> None:
-    on = replace(host(), agent=agent_of("0000:41:00.4", pod="ml/train-0/main"))
+    on = with_facts(host(), agent=agent_of("0000:41:00.4", pod="ml/train-0/main"))
     told = refused("41:00.4", on=on)
     assert "belongs to pod ml/train-0" in told
     assert "kubectl -n ml delete pod train-0" in told
     assert "--allow" not in told
-    assert planned("41:00.4", on=replace(host(), agent=agent_of("0000:41:00.4"))).items
+    assert planned("41:00.4", on=with_facts(host(), agent=agent_of("0000:41:00.4"))).items
 
 
 def test_the_domain_itself_holds_the_group() -> None:
     user = DeviceUser("/dev/vfio/30", 4711, "qemu-system-x86", guest="win")
-    assert planned("41:00.4", on=replace(host(), users=(user,))).items
+    assert planned("41:00.4", on=with_facts(host(), users=(user,))).items
 
 
 def test_what_the_domain_has_is_left_alone() -> None:

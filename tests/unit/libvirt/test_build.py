@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
-from tests.unit.devices import pci_device
+from tests.unit.devices import pci_device, with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
@@ -148,7 +148,7 @@ def test_a_bridge_behind_an_expander_has_a_bus_number_too() -> None:
 def test_a_bridge_has_so_many_slots() -> None:
     many = [gpu(f"0000:{bus:02x}:00.0", 40) for bus in range(0x60, 0x80)]
     names = [str(device.address) for device in many]
-    host = replace(two_sockets(*many), cpu_address_bits=52)
+    host = with_facts(two_sockets(*many), cpu_address_bits=52)
     assert planned(*names[:31], host=host, viommu="intel", numa="off")
     with pytest.raises(Refusal, match="one bridge, which has 31 slots"):
         planned(*names, host=host, viommu="intel", numa="off")
@@ -158,7 +158,7 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
     wide = planned(GPU, viommu="intel").iommu
     assert wide is not None
     assert (wide.model, wide.has_caching_mode, wide.address_bits) == ("intel", True, 48)
-    narrow = replace(two_sockets(), cpu_address_bits=39)
+    narrow = with_facts(two_sockets(), cpu_address_bits=39)
     iommu = planned(GPU, viommu="intel", host=narrow, memory_bytes=GIB).iommu
     assert iommu is not None
     assert iommu.address_bits == 39
@@ -169,18 +169,18 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
 
 def test_a_virtual_iommu_is_not_wider_than_that_of_the_host() -> None:
     for cap, bits in ((DESKTOP, 39), (SERVER, 48)):
-        seen = replace(two_sockets(), readiness=facts(iommu_caps={"dmar0": cap}))
+        seen = with_facts(two_sockets(), readiness=facts(iommu_caps={"dmar0": cap}))
         plan = planned(GPU, viommu="intel", host=seen)
         assert f"aw_bits='{bits}'" in render.domain(plan)
         assert ("translates 39 bits, and QEMU refuses" in plan.why("iommu")) is (bits == 39)
         many = render.domain(planned(GPU, vcpus=256, numa="off", host=seen, libvirt=NEW))
         assert ("dma_translation='off' aw_bits='39'/>" in many) is (bits == 39)
     mixed = facts(iommu_caps={"dmar0": SERVER, "dmar1": DESKTOP})
-    plan = planned(GPU, viommu="intel", host=replace(two_sockets(), readiness=mixed))
+    plan = planned(GPU, viommu="intel", host=with_facts(two_sockets(), readiness=mixed))
     assert "aw_bits='39'" in render.domain(plan), "which unit the device is behind is unknown"
     small = facts(iommu_caps={"dmar0": DESKTOP & ~(0x3F << 16) | 35 << 16})
     with pytest.raises(Refusal, match=r"translates 36 address bits, and QEMU's at least 39"):
-        planned(GPU, viommu="intel", host=replace(two_sockets(), readiness=small))
+        planned(GPU, viommu="intel", host=with_facts(two_sockets(), readiness=small))
 
 
 def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
@@ -237,9 +237,9 @@ def test_free_ports_have_memory_for_the_other_gpus_of_the_host() -> None:
     read = read_domain(text.encode(), "guest").controllers
     assert [c.reserve_kib for c in read if c.model == ROOT_PORT][-2:] == [32768, 32768]
     assert "memReserve" not in render.domain(planned(NEAR, numa="off", libvirt=Version(10, 2)))
-    lone = replace(two_sockets(), devices=tuple(d for d in two_sockets().devices if d.bars[1:]))
+    lone = with_facts(two_sockets(), devices=tuple(d for d in two_sockets().devices if d.bars[1:]))
     small = tuple(replace(d, bars=d.bars[1:]) for d in lone.devices)
-    without = planned(NEAR, numa="off", host=replace(lone, devices=small), libvirt=NEW)
+    without = planned(NEAR, numa="off", host=with_facts(lone, devices=small), libvirt=NEW)
     assert "memReserve" not in render.domain(without), "2 MiB are the default"
 
 
@@ -356,9 +356,9 @@ def test_a_function_alone_goes_without_its_slot() -> None:
 
 
 def test_another_architecture_is_refused_by_name() -> None:
-    assert planned(GPU, host=replace(two_sockets(), architecture="x86_64"))
+    assert planned(GPU, host=with_facts(two_sockets(), architecture="x86_64"))
     with pytest.raises(Refusal, match="cannot plan a guest for ppc64le: only") as refused:
-        planned(GPU, host=replace(two_sockets(), architecture="ppc64le"))
+        planned(GPU, host=with_facts(two_sockets(), architecture="ppc64le"))
     assert "vfiomgr libvirt edit FILE --add" in refused.value.hint
 
 
@@ -463,7 +463,7 @@ def test_a_guest_need_not_show_kvm() -> None:
         ("too-many-cpus", {"vcpus": 256, "numa": "off"}),
         ("hard-limit-too-low", {"hard_limit_bytes": GIB}),
         ("address-bits-without-kvm", {"kind": "qemu", "address_bits": 39}),
-        ("domain-architecture", {"host": replace(two_sockets(), architecture="riscv64")}),
+        ("domain-architecture", {"host": with_facts(two_sockets(), architecture="riscv64")}),
     ],
 )
 def test_a_refusal_says_which_rule_it_is_of(rule: str, options: dict[str, Any]) -> None:

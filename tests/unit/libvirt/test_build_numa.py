@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, node, planned
 from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
@@ -61,7 +62,7 @@ def test_what_cannot_be_halved_goes_to_the_first() -> None:
 def test_a_node_of_a_gpu_alone_is_a_cell_without_cpus_and_memory() -> None:
     bare = replace(node(2, range(0), gib=0, free=0), distances=(30, 12, 10))
     topology = HostTopology((*TOPOLOGY.nodes, bare))
-    host = replace(host_of_two(gpu("0000:e1:00.0", 14, 2)), topology=topology)
+    host = with_facts(host_of_two(gpu("0000:e1:00.0", 14, 2)), topology=topology)
     plan = planned("0000:e1:00.0", host=host)
     assert cells(plan) == [(1, 64, list(range(8))), (2, 0, [])], "node 1 is the nearer one"
     assert plan.memory.host_nodes == (1,)
@@ -108,10 +109,10 @@ def test_huge_pages_are_those_of_the_node() -> None:
 
 
 def test_without_numa_or_without_a_known_node_the_guest_lies_anywhere() -> None:
-    alone = replace(host_of_two(), topology=HostTopology(TOPOLOGY.nodes[:1]))
+    alone = with_facts(host_of_two(), topology=HostTopology(TOPOLOGY.nodes[:1]))
     plan = planned(GPU, host=alone)
     assert (plan.memory.host_nodes, plan.cpus.pins, plan.notes) == ((), (), ())
-    unseen = replace(host_of_two(), topology=None)
+    unseen = with_facts(host_of_two(), topology=None)
     assert planned(GPU, host=unseen).notes == (
         "NUMA nodes are unknown: memory and CPUs are not bound",
     )
@@ -138,20 +139,20 @@ def test_a_node_that_the_host_does_not_list_is_unknown() -> None:
 def test_without_distances_another_node_is_farther() -> None:
     nodes = tuple(replace(one, distances=()) for one in TOPOLOGY.nodes)
     cpus_only = replace(nodes[1], memory_bytes=0, free_bytes=0)
-    host = replace(host_of_two(), topology=HostTopology((nodes[0], cpus_only)))
+    host = with_facts(host_of_two(), topology=HostTopology((nodes[0], cpus_only)))
     assert planned(FAR, host=host).memory.host_nodes == (0,)
 
 
 def test_cpus_that_are_isolated_or_too_few_are_told() -> None:
     topology = replace(TOPOLOGY, isolated_cpus=tuple(range(4, 16)))
-    plan = planned(GPU, host=replace(host_of_two(), topology=topology), vcpus=4)
+    plan = planned(GPU, host=with_facts(host_of_two(), topology=topology), vcpus=4)
     assert plan.cpus.pins[0] == (0, (1, 2, 3))
     shared, isolated = plan.notes
     assert shared.startswith("4 virtual CPUs share 3 CPUs of NUMA node 0 (1-3)")
     assert isolated.startswith("CPUs 4-15 of NUMA node 0 are isolated")
     assert planned(GPU, has_pinning=False).cpus.pins == ()
     only = replace(TOPOLOGY, boot_cpu_threads=tuple(range(16)))
-    assert planned(GPU, host=replace(host_of_two(), topology=only)).cpus.emulator == tuple(
+    assert planned(GPU, host=with_facts(host_of_two(), topology=only)).cpus.emulator == tuple(
         range(16)
     )
 
@@ -224,7 +225,7 @@ def test_ovmf_is_told_a_window_only_where_its_own_is_too_small() -> None:
         "64-bit prefetchable BARs (0000:17:00.0 32.0 GiB; resource in sysfs) "
         "need a window of 33 GiB; the default of OVMF, 8192 GiB, is large enough"
     )
-    desktop = replace(host_of_two(), cpu_address_bits=39)
+    desktop = with_facts(host_of_two(), cpu_address_bits=39)
     two = planned(GPU, NEAR, host=desktop, memory_bytes=16 * GIB)
     assert two.cpus.aperture_mib == 128 << 10
     assert "; the default of OVMF is 64 GiB" in two.why("fw_cfg")
@@ -246,15 +247,15 @@ def test_seabios_has_q35s_window_or_a_larger_one() -> None:
 def test_addresses_that_are_too_narrow_are_refused(firmware: str) -> None:
     """Four BARs of 128 GiB in 40 bits: kata-containers#13270."""
     many = [gpu(f"0000:e{n}:00.0", 20 + n, size=128 * GIB) for n in range(1, 5)]
-    host = replace(host_of_two(*many), cpu_address_bits=40)
+    host = with_facts(host_of_two(*many), cpu_address_bits=40)
     names = [str(device.address) for device in many]
     assert planned(names[0], host=host, firmware=firmware)
     with pytest.raises(Refusal, match=r"only 40 address bits \(1024 GiB\)") as refused:
         planned(*names, host=host, firmware=firmware, memory_bytes=128 * GIB)
     assert "fewer of these devices" in (refused.value.hint or "")
-    wide = replace(host, cpu_address_bits=46)
+    wide = with_facts(host, cpu_address_bits=46)
     assert planned(*names, host=wide, firmware=firmware)
-    unknown = planned(*names, host=replace(host, cpu_address_bits=None), firmware=firmware)
+    unknown = planned(*names, host=with_facts(host, cpu_address_bits=None), firmware=firmware)
     assert unknown.notes[0].startswith(
         "cannot check whether the BARs fit: the address width of the CPU is unknown"
     )
@@ -298,7 +299,7 @@ def test_a_width_that_cannot_be_is_refused() -> None:
         planned(GPU, address_bits=42, kind="qemu")
     with pytest.raises(Refusal, match="only 36 address bits"):
         planned(GPU, address_bits=36)
-    silent = replace(host_of_two(), cpu_address_bits=None)
+    silent = with_facts(host_of_two(), cpu_address_bits=None)
     with pytest.raises(Refusal, match="bits on a CPU of unknown address width"):
         planned(GPU, host=silent, address_bits=42)
     assert planned(GPU, host=silent, address_bits=42, libvirt=Version(9, 3)).cpus.address_bits == 42

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import GPU, planned, two_sockets
 from tests.unit.libvirt.preflight.situations import found, host, judge, libvirt, troubles, xml
 from vfiomgr.errors import Refusal
@@ -16,8 +16,8 @@ from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.units import Version
 
 NEWEST = Version(12, 8)
-INTEL = replace(two_sockets(), guest_support=GuestSupport(tdx=True))
-AMD = replace(two_sockets(), guest_support=GuestSupport(sev_snp=True))
+INTEL = with_facts(two_sockets(), guest_support=GuestSupport(tdx=True))
+AMD = with_facts(two_sockets(), guest_support=GuestSupport(sev_snp=True))
 LAUNCH = "<launchSecurity type='tdx'/>"
 SLOTS = "<maxMemory slots='4' unit='GiB'>32</maxMemory>"
 VDPA = "<interface type='vdpa'><source dev='/dev/vhost-vdpa-0'/></interface></devices>"
@@ -117,7 +117,7 @@ def test_secure_boot() -> None:
 
 
 def test_what_the_host_lacks() -> None:
-    off = replace(two_sockets(), guest_support=GuestSupport(tdx=False, sev_snp=False))
+    off = with_facts(two_sockets(), guest_support=GuestSupport(tdx=False, sev_snp=False))
     assert [rule for rule, _ in refused("tdx", host=off)] == ["confidential-host"]
     assert [rule for rule, _ in refused("sev-snp", host=off)] == ["confidential-host"]
     assert refused("tdx", libvirt=Version(11, 5))[0][0] == "libvirt-too-old"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
-from msgspec.structs import replace
 
 from tests.fakes.hosts import workstation
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
@@ -36,7 +36,7 @@ def servers(tmp_path: Path) -> tuple[str, str]:
     """Options that select the host of two sockets, with a vGPU."""
     vgpu = Vgpu(UUID, "mdev", NEAR, "nvidia-1", "A2-1Q", "nvidia", 40, None, None)
     file = tmp_path / "host.json"
-    file.write_text(write_snapshot(replace(two_sockets(), vgpus=(vgpu,))))
+    file.write_text(write_snapshot(with_facts(two_sockets(), vgpus=(vgpu,))))
     return ("--snapshot", str(file))
 
 

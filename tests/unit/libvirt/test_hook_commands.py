@@ -10,11 +10,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.libvirt_node import node_uri
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
 from vfiomgr.libvirt.hook import InstallHook, render_script
@@ -170,7 +169,10 @@ def test_the_hook_is_not_uninstalled_unchecked(
 
 
 def test_a_file_needs_no_uses_of_devices() -> None:
-    host, request = replace(host_of(), users=None, host_uses=None), InstallHook("/usr/bin/vfiomgr")
+    host, request = (
+        with_facts(host_of(), users=None, host_uses=None),
+        InstallHook("/usr/bin/vfiomgr"),
+    )
     assert not_checked(host, request, plan(host, request)) == ()
 
 

@@ -9,7 +9,7 @@ from lxml import etree
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.guests.device import units_of
@@ -43,7 +43,7 @@ def attributes(element: etree._Element, path: str) -> dict[str, str] | None:
 def with_api(device_api: str | None) -> HostSnapshot:
     types = (describe_type("mtty-2", "Dual", None, device_api),)
     parent = VgpuParent("mtty", "/sys/x", "mdev", None, "mtty", types, (1,))
-    return replace(host_of(), vgpus=(VGPU,), vgpu_parents=(parent,))
+    return with_facts(host_of(), vgpus=(VGPU,), vgpu_parents=(parent,))
 
 
 def test_a_slot_is_one_multifunction_guest_device() -> None:
@@ -114,7 +114,7 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
 
 
 def test_an_mdev_needs_a_kernel_with_vfio_groups() -> None:
-    without = replace(with_api(None), vfio=VfioState(has_groups=False, has_cdevs=True))
+    without = with_facts(with_api(None), vfio=VfioState(has_groups=False, has_cdevs=True))
     with pytest.raises(Refusal, match="only by VFIO groups") as caught:
         check(units_of(without, [DeviceRequest(UUID)]), lambda: Version(12, 8), lambda: None)
     assert caught.value.hint == "boot a kernel with CONFIG_VFIO_GROUP"
@@ -239,13 +239,13 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
 )
 def test_options_that_exclude_each_other(name: str, options: AttachOptions, words: str) -> None:
     sound = replace(LONE, class_code="040300")
-    host = replace(with_api(None), devices=host_of(GPU, sound).devices)
+    host = with_facts(with_api(None), devices=host_of(GPU, sound).devices)
     with pytest.raises(UsageError, match=words):
         check(units_of(host, [DeviceRequest(name, options)]), Version.parse, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_domain_has_one_ramfb() -> None:
-    host = replace(with_api(None), devices=host_of(GPU).devices)
+    host = with_facts(with_api(None), devices=host_of(GPU).devices)
     wanted = [DeviceRequest(name, AttachOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
     with pytest.raises(UsageError, match="devices: a guest can have one"):
         check(units_of(host, wanted), lambda: Version(12, 1), lambda: None)

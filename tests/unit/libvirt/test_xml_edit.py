@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.libvirt.domain_texts import RECORDED, domain_texts
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.documents.xml_text import Document, Element, read_document
@@ -27,7 +27,7 @@ AUDIO = replace(GPU, address=moved(GPU.address, function=1))
 VF = replace(pci_device("0000:c2:00.4"), name="VF")
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
-HOST = replace(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
+HOST = with_facts(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
 PORT = 0xF0
 ELEMENTS = {
     "slot": hostdevs(HOST, str(GPU.address), first_bus=PORT),

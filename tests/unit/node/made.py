@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.node.model import NodeResource, NodeSettings, NodeUnit
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.iommu import IommuGroup
@@ -50,7 +50,7 @@ def at(device: PciDevice, bus: int) -> PciDevice:
 def node_of(*devices: PciDevice) -> HostSnapshot:
     """A host whose groups all have nodes."""
     host = host_of(*devices)
-    return replace(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
+    return with_facts(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
 
 
 def vgpu_node(*, uuid: str | None = None, type_name: str | None = "NVIDIA A40-4Q") -> HostSnapshot:
@@ -78,7 +78,7 @@ def vgpu_node(*, uuid: str | None = None, type_name: str | None = "NVIDIA A40-4Q
     vgpu = Vgpu(uuid, family, parent, kind.id, type_name, "nvidia", group, None, None)
     host = node_of(replace(physical, virtual_functions=addresses), *functions)
     own = (IommuGroup(group, (uuid,), None, "DMA", has_node=True),) if uuid else ()
-    return replace(host, groups=(*host.groups, *own), vgpu_parents=parents, vgpus=(vgpu,))
+    return with_facts(host, groups=(*host.groups, *own), vgpu_parents=parents, vgpus=(vgpu,))
 
 
 def offered(host: HostSnapshot, settings: NodeSettings = SETTINGS) -> dict[str, list[str]]:

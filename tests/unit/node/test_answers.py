@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.containers.test_cdi_properties import hosts
+from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.document import render_specification
@@ -37,7 +38,7 @@ def cdev_node() -> HostSnapshot:
     """The same host with character devices, and without the nodes of groups."""
     devices = (replace(device, vfio_cdev=True) for device in HOST.devices)
     host = node_of(*devices)
-    return replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+    return with_facts(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
 
 
 def resource(consumer: Consumer, host: HostSnapshot = HOST) -> NodeResource:
@@ -104,7 +105,7 @@ def test_a_container_has_device_nodes() -> None:
 def half_cdev_node() -> HostSnapshot:
     """The same host, where only the device of group 7 has the node of its group."""
     host = cdev_node()
-    return replace(host, groups=tuple(replace(g, has_node=g.number == 7) for g in HOST.groups))
+    return with_facts(host, groups=tuple(replace(g, has_node=g.number == 7) for g in HOST.groups))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_nodes_in_containers_are_for_root_only_or_for_the_owner_of_the_layout() 
     rule = TextFile(rule_file(A40.address), render_rule(binding))
     for host, modes in (
         (HOST, {"7": 0o600, "41": 0o600, "vfio": 0o600}),
-        (replace(HOST, files=(rule,)), {"7": 0o600, "41": 0o660, "vfio": 0o666}),
+        (with_facts(HOST, files=(rule,)), {"7": 0o600, "41": 0o660, "vfio": 0o666}),
     ):
         (made,) = specifications(inventory(host, SETTINGS))
         edits = [*(device.edits for device in made.devices), made.edits]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
 from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
@@ -40,7 +41,7 @@ def after(host: HostSnapshot, **facts: Any) -> Inventory:
 
 def without_groups(host: HostSnapshot) -> HostSnapshot:
     """The host without the nodes of groups."""
-    return replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+    return with_facts(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
 
 
 def summaries(made: Inventory) -> list[str]:
@@ -54,7 +55,7 @@ def fatal(number: int | None) -> HealthFacts:
 
 
 def test_a_device_without_faults_is_healthy() -> None:
-    host = replace(node_of(A40, AUDIO), links=(LINK,))
+    host = with_facts(node_of(A40, AUDIO), links=(LINK,))
     (unit,) = inventory(host, SETTINGS).units
     assert unit.is_healthy
 
@@ -106,9 +107,9 @@ def test_a_missing_node_of_a_single_device_is_a_reason() -> None:
 def test_a_missing_node_of_a_mediated_device_is_a_reason() -> None:
     host = vgpu_node(uuid=UUID)
     (vgpu,) = host.vgpus
-    host = replace(without_groups(host), vgpus=(replace(vgpu, vfio_device="vfio7"),))
+    host = with_facts(without_groups(host), vgpus=(replace(vgpu, vfio_device="vfio7"),))
     path = "/dev/vfio/devices/vfio7"
-    known = replace(host, nodes=(NodeFact(path, ROOT_ONLY),))
+    known = with_facts(host, nodes=(NodeFact(path, ROOT_ONLY),))
     assert [unit.nodes for unit in inventory(known, SETTINGS).units] == [(path,)]
     assert rules(inventory(known, SETTINGS)) == {}
     assert summaries(inventory(host, SETTINGS)) == [f"{path} does not exist"]
@@ -130,7 +131,7 @@ def test_a_node_has_the_owner_that_its_rule_gives_it(
     binding = PersistedBinding(A40.identity, "vfio-pci", "vfio_pci", owner)
     rule = TextFile(rule_file(A40.address), render_rule(binding))
     nodes = () if found is None else (NodeFact("/dev/vfio/41", found),)
-    host = replace(node_of(A40, AUDIO), files=(rule,), nodes=nodes)
+    host = with_facts(node_of(A40, AUDIO), files=(rule,), nodes=nodes)
     assert host.persisted == (binding,)
     assert rules(inventory(host, SETTINGS)) == ({ID: ["node-owner"]} if is_reason else {})
 
@@ -156,9 +157,9 @@ def test_errors_of_a_function_that_was_not_counted_before_are_forgiven() -> None
 
 
 def test_a_link_that_is_down_is_a_reason() -> None:
-    host = replace(node_of(A40, AUDIO), links=(replace(LINK, width=None, speed=None),))
+    host = with_facts(node_of(A40, AUDIO), links=(replace(LINK, width=None, speed=None),))
     assert summaries(after(host)) == [f"the PCIe link of {ID} is down"]
-    slow = replace(node_of(A40, AUDIO), links=(replace(LINK, width=1, speed=2.5),))
+    slow = with_facts(node_of(A40, AUDIO), links=(replace(LINK, width=1, speed=2.5),))
     assert rules(after(slow)) == {}
 
 
@@ -172,7 +173,7 @@ def test_a_vgpu_needs_its_physical_function(
 ) -> None:
     host = vgpu_node(uuid=uuid)
     gpu, *functions = host.devices
-    broken = replace(host, devices=(replace(gpu, **changes), *functions))
+    broken = with_facts(host, devices=(replace(gpu, **changes), *functions))
     made = inventory(broken, SETTINGS, previous=inventory(host, SETTINGS))
     assert f"the physical function {ID} {problem}" in summaries(made)
 
@@ -180,7 +181,7 @@ def test_a_vgpu_needs_its_physical_function(
 @pytest.mark.parametrize("uuid", [None, UUID])
 def test_a_vgpu_that_lost_its_gpu_is_gone(uuid: str | None) -> None:
     host = vgpu_node(uuid=uuid)
-    gone = replace(host, devices=(), vgpus=(), vgpu_parents=(), groups=())
+    gone = with_facts(host, devices=(), vgpus=(), vgpu_parents=(), groups=())
     made = inventory(gone, SETTINGS, previous=inventory(host, SETTINGS))
     (found,) = rules(made).values()
     assert found == ["device-removed", "vgpu-parent-gone"]
@@ -188,12 +189,12 @@ def test_a_vgpu_that_lost_its_gpu_is_gone(uuid: str | None) -> None:
 
 def test_a_virtual_function_that_lost_its_type_is_gone() -> None:
     host = vgpu_node()
-    made = inventory(replace(host, vgpus=()), SETTINGS, previous=inventory(host, SETTINGS))
+    made = inventory(with_facts(host, vgpus=()), SETTINGS, previous=inventory(host, SETTINGS))
     assert rules(made) == {"0000:41:00.4": ["device-removed"]}
 
 
 def test_a_guest_outside_of_kubernetes_is_a_reason_with_its_name() -> None:
-    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    host = with_facts(node_of(A40, AUDIO), users=(QEMU,))
     (unit,) = inventory(host, SETTINGS).units
     assert [reason.rule for reason in unit.reasons] == ["held-by-guest"]
     assert unit.reasons[0].summary == (
@@ -215,33 +216,33 @@ def test_a_guest_outside_of_kubernetes_is_a_reason_with_its_name() -> None:
     ],
 )
 def test_a_process_of_a_pod_is_no_reason(changes: dict[str, str | None]) -> None:
-    host = replace(node_of(A40, AUDIO), users=(replace(QEMU, **changes),))
+    host = with_facts(node_of(A40, AUDIO), users=(replace(QEMU, **changes),))
     (unit,) = inventory(host, SETTINGS).units
     assert unit.is_healthy
     assert unit.is_open
 
 
 def test_a_process_that_has_the_device_of_a_pod_is_no_reason() -> None:
-    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    host = with_facts(node_of(A40, AUDIO), users=(QEMU,))
     (unit,) = inventory(host, SETTINGS, {ID: "lab/train"}).units
     assert (unit.reasons, unit.used_by) == ((), "lab/train")
 
 
 def test_a_process_that_has_the_device_of_a_claim_is_no_reason() -> None:
-    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    host = with_facts(node_of(A40, AUDIO), users=(QEMU,))
     (unit,) = inventory(host, SETTINGS, claims={ID: "lab/gpu"}).units
     assert (unit.reasons, unit.used_by) == ((), "claim lab/gpu")
     assert (unit.pod, unit.claim) == ("", "lab/gpu")
 
 
 def test_a_process_of_another_device_is_no_reason() -> None:
-    host = replace(node_of(A40, AUDIO), users=(replace(QEMU, node="/dev/vfio/42"),))
+    host = with_facts(node_of(A40, AUDIO), users=(replace(QEMU, node="/dev/vfio/42"),))
     assert rules(inventory(host, SETTINGS)) == {}
 
 
 @pytest.mark.parametrize("node", ["/dev/vfio/60", "/dev/vfio/50"])
 def test_the_nodes_of_a_mediated_device_are_its_own(node: str) -> None:
-    host = replace(vgpu_node(uuid=UUID), users=(replace(QEMU, node=node),))
+    host = with_facts(vgpu_node(uuid=UUID), users=(replace(QEMU, node=node),))
     expected = {UUID: ["held-by-guest"]} if node == "/dev/vfio/60" else {}
     assert rules(inventory(host, SETTINGS)) == expected
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.facts import kata_handlers
@@ -42,7 +43,7 @@ def test_types_of_vgpus_are_labels_of_their_own() -> None:
 
 
 def test_a_node_without_devices_says_whether_the_iommu_is_on() -> None:
-    off = replace(node_of(), iommu=IommuState((), (), has_groups=False))
+    off = with_facts(node_of(), iommu=IommuState((), (), has_groups=False))
     assert labels(inventory(off, SETTINGS), off) == (
         "vfiomgr.io/iommu=false",
         "vfiomgr.io/iommufd=false",

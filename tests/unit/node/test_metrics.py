@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.node import health
@@ -107,11 +108,11 @@ def test_the_claim_of_a_device_is_a_label(pods: dict[str, str], pod: str) -> Non
 
 def test_open_devices_are_known_where_processes_were_read() -> None:
     user = DeviceUser("/dev/vfio/41", 7, "qemu")
-    assert values("device_open", replace(HOST, users=(user,))) == [
+    assert values("device_open", with_facts(HOST, users=(user,))) == [
         ({"address": "0000:07:00.0"}, 0),
         ({"address": ID}, 1),
     ]
-    assert values("device_open", replace(HOST, users=None)) == []
+    assert values("device_open", with_facts(HOST, users=None)) == []
 
 
 def test_groups_are_viable_or_not() -> None:
@@ -138,7 +139,7 @@ def test_links_have_their_width_and_speed() -> None:
         PciLink(at(A40, 9).address, 2.5, 8, 16.0, 16),
         PciLink(at(A40, 7).address, None, None, 16.0, 16),
     )
-    host = replace(HOST, links=links)
+    host = with_facts(HOST, links=links)
     assert values("link_lanes", host) == [
         ({"address": ID, "bound": "current"}, 8),
         ({"address": ID, "bound": "maximum"}, 16),
@@ -160,7 +161,7 @@ def test_vgpus_are_counted_by_gpu_and_type() -> None:
 
 def test_every_metric_is_listed_once_and_has_help() -> None:
     facts = HealthFacts((FunctionHealth(A40.address, 1, 2, 3),))
-    host = replace(vgpu_node(uuid=UUID), users=())
+    host = with_facts(vgpu_node(uuid=UUID), users=())
     made = inventory(host, SETTINGS, {UUID: "lab/train"})
     found: set[Metric] = {sample.metric for sample in samples(host, made, facts)}
     assert found <= set(METRICS)
@@ -169,7 +170,7 @@ def test_every_metric_is_listed_once_and_has_help() -> None:
 
 
 def test_samples_of_one_metric_have_the_same_labels() -> None:
-    host = replace(HOST, users=(), links=(PciLink(A40.address, 2.5, 8, 16.0, 16),))
+    host = with_facts(HOST, users=(), links=(PciLink(A40.address, 2.5, 8, 16.0, 16),))
     names: dict[str, set[tuple[str, ...]]] = {}
     for sample in samples(host, inventory(host, SETTINGS, {ID: "lab/train"})):
         names.setdefault(sample.metric.name, set()).add(tuple(key for key, _ in sample.labels))

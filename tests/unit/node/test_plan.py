@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.fakes.vgpu_hosts import xe_host
+from tests.unit.devices import with_facts
 from tests.unit.node.made import (
     A40,
     A40_NAME,
@@ -90,7 +91,7 @@ def test_a_bridge_of_a_group_stays_behind() -> None:
 
 def test_a_host_with_cdevs_only_has_their_nodes() -> None:
     host = node_of(replace(A40, vfio_cdev=True), replace(AUDIO, vfio_cdev=True))
-    host = replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+    host = with_facts(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
     (unit,) = inventory(host, SETTINGS).units
     assert unit.nodes == ("/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1")
     assert unit.is_healthy
@@ -128,7 +129,7 @@ def test_other_devices_of_the_host_are_not_noted() -> None:
 
 def test_no_iommu_mode_is_not_offered() -> None:
     host = node_of(A40)
-    host = replace(host, groups=tuple(replace(g, name="vfio-noiommu") for g in host.groups))
+    host = with_facts(host, groups=tuple(replace(g, name="vfio-noiommu") for g in host.groups))
     assert offered(host) == {}
     assert notes(host) == [("no-iommu-mode", "0000:41:00.0")]
 
@@ -218,7 +219,7 @@ def with_file(host: HostSnapshot, path: str, kind: str, node: str) -> HostSnapsh
     devices = [{"name": "41", "containerEdits": edits}]
     text = json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
     files = (CdiFile(path, text), CdiFile("/etc/cdi/x.json", None, "cannot open it"))
-    return replace(host, cdi_files=files)
+    return with_facts(host, cdi_files=files)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_a_vgpu_with_another_type_changes_its_resource() -> None:
     before = inventory(vgpu_node(), SETTINGS)
     host = vgpu_node()
     (vgpu,) = host.vgpus
-    host = replace(host, vgpus=(replace(vgpu, type="562", type_name="NVIDIA A40-8Q"),))
+    host = with_facts(host, vgpus=(replace(vgpu, type="562", type_name="NVIDIA A40-8Q"),))
     after = inventory(host, SETTINGS, previous=before)
     assert units_by_name(after) == {"vfiomgr.io/NVIDIA_A40-8Q": ["0000:41:00.4"]}
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import agent_of, host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
@@ -97,7 +97,7 @@ def test_a_companion_of_another_group_can_be_left() -> None:
 
 
 def test_a_missing_driver_is_loaded_first() -> None:
-    host = replace(host_of(GPU), pci_drivers=("nvidia",))
+    host = with_facts(host_of(GPU), pci_drivers=("nvidia",))
     assert bind(host, "0000:04:00.0")[0] == LoadModule("vfio-pci", "vfio-pci")
 
 
@@ -115,7 +115,7 @@ def test_of_a_slot_only_what_is_missing_moves() -> None:
 
 def test_an_origin_is_not_overwritten_by_a_later_state() -> None:
     origin = OriginalState(GPU.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
-    host = replace(host_of(replace(GPU, driver=None)), origins=(origin,))
+    host = with_facts(host_of(replace(GPU, driver=None)), origins=(origin,))
     assert not any(isinstance(s, SaveOriginalState) for s in bind(host, "0000:04:00.0"))
 
 
@@ -199,7 +199,7 @@ def test_bridges_are_refused() -> None:
 def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     vendor: str | None, tables: tuple[str, ...], command_line: str | None, hint: str
 ) -> None:
-    host = replace(
+    host = with_facts(
         host_of(replace(GPU, iommu_group=None, **CONSOLE)),
         cpu_vendor=vendor,
         kernel_command_line=command_line,
@@ -224,7 +224,7 @@ def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     ],
 )
 def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], hint: str) -> None:
-    host = replace(
+    host = with_facts(
         host_of(replace(GPU, iommu_group=None)),
         cpu_vendor=None,
         iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
@@ -244,7 +244,7 @@ def on_arm(**changes: Any) -> HostSnapshot:
     host = host_of(NIC, replace(GPU, iommu_group=None, driver=None))
     smmu = IommuState(("smmu3.0x0000000009050000",), firmware_tables=("IORT",), has_groups=True)
     common = {"cpu_vendor": None, "kernel_release": "6.12.48-arm64", "iommu": smmu}
-    return replace(host, **{**common, **changes})
+    return with_facts(host, **{**common, **changes})
 
 
 def test_on_arm_a_function_gets_its_group_with_its_driver() -> None:
@@ -274,7 +274,7 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
     host = host_of(replace(GPU, virtual_functions=(virtual.address,)), virtual)
     assert "1 active virtual function" in refusal(host, "0000:04:00.0").message
     vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None)
-    carrying = replace(host, vgpus=(vgpu,))
+    carrying = with_facts(host, vgpus=(vgpu,))
     assert "with 1 vGPU" in refusal(carrying, "0000:04:00.0").message
     assert "has 1 active vGPU: u" in refusal(carrying, "0000:04:00.4").message
     assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
@@ -300,11 +300,19 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     route = HostUse(GPU.address, "default-route", "eth0")
     network = HostUse(GPU.address, "network", "interface eth1: part of br0")
     return [
-        ("in-use", replace(host_of(GPU), host_uses=(network,)), "network: interface eth1: part of"),
+        (
+            "in-use",
+            with_facts(host_of(GPU), host_uses=(network,)),
+            "network: interface eth1: part of",
+        ),
         ("boot-display", host_of(console), "the console's display"),
-        ("in-use", replace(host_of(drawn), users=(user,)), r"in use by: gnome-shell \(PID 812\)"),
-        ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
-        ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
+        (
+            "in-use",
+            with_facts(host_of(drawn), users=(user,)),
+            r"in use by: gnome-shell \(PID 812\)",
+        ),
+        ("mounted-disk", with_facts(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
+        ("default-route", with_facts(host_of(GPU), host_uses=(route,)), "interface eth0"),
         ("vgpu-function", vgpu_function("mdev"), "virtual function for nvidia vGPUs"),
     ]
 
@@ -323,7 +331,7 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
 def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
     use: HostUse, first: str
 ) -> None:
-    hint = refusal(replace(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
+    hint = refusal(with_facts(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
     assert hint.startswith(f"{first}, or leave it out with --function-only, or pass --allow ")
 
 
@@ -331,7 +339,7 @@ def vgpu_function(family: Family) -> HostSnapshot:
     """A virtual function at the place of the GPU, which carries nothing yet."""
     virtual = replace(GPU, physical_function=PciAddress(0, 3, 0, 0))
     parent = VgpuParent(str(GPU.address), "/sys/x", family, "nvidia", "0000:03:00.0", (), ())
-    return replace(host_of(virtual), vgpu_parents=(parent,))
+    return with_facts(host_of(virtual), vgpu_parents=(parent,))
 
 
 @pytest.mark.parametrize(("family", "given"), [("mdev", "UUID"), ("vendor-vfio", "0000:04:00.0")])
@@ -343,7 +351,7 @@ def test_a_function_that_could_be_a_vgpu_is_made_one(family: Family, given: str)
 
 def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
     assert moved(bind(vgpu_function("sriov-vf"), "0000:04:00.0")) == ["0000:04:00.0"]
-    whole = replace(vgpu_function("mdev"), devices=(GPU,))
+    whole = with_facts(vgpu_function("mdev"), devices=(GPU,))
     assert moved(bind(whole, "0000:04:00.0")) == ["0000:04:00.0"]
 
 
@@ -368,7 +376,7 @@ def test_the_vgpu_of_a_function_is_given_not_the_function(
     family: Family, uuid: str | None, reason: str, remedy: str
 ) -> None:
     vgpu = Vgpu(uuid, family, "0000:04:00.0", "1", None, None, 4, None, None)
-    refused = refusal(replace(vgpu_function(family), vgpus=(vgpu,)), "0000:04:00.0")
+    refused = refusal(with_facts(vgpu_function(family), vgpus=(vgpu,)), "0000:04:00.0")
     assert reason in refused.message
     assert refused.hint.startswith(remedy)
     assert "--allow" not in refused.hint
@@ -380,7 +388,7 @@ def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:
         GPU, address=PciAddress(0, 3, 0, 0), virtual_functions=(GPU.address,), iommu_group=3
     )
     assert "or create a vGPU on one: vfiomgr vgpu create --parent 0000:03:00.0" in (
-        refusal(replace(host, devices=(physical, *host.devices)), "0000:03:00.0").hint
+        refusal(with_facts(host, devices=(physical, *host.devices)), "0000:03:00.0").hint
     )
 
 
@@ -413,13 +421,15 @@ def test_only_vfio_drivers_hand_devices_to_guests() -> None:
     assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
 
 
-LISTED = replace(host_of(GPU), vfio_modules=("mlx5_vfio_pci", "vfio", "vfio_pci", "vfio_pci_core"))
+LISTED = with_facts(
+    host_of(GPU), vfio_modules=("mlx5_vfio_pci", "vfio", "vfio_pci", "vfio_pci_core")
+)
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "vfio_pci", "mlx5_vfio_pci", "mlx5-vfio-pci"])
 def test_a_driver_that_the_kernel_has_or_can_load_is_taken(driver: str) -> None:
     assert moved(bind(LISTED, "0000:04:00.0", driver=driver))
-    registered = replace(LISTED, vfio_modules=(), pci_drivers=(driver,))
+    registered = with_facts(LISTED, vfio_modules=(), pci_drivers=(driver,))
     assert moved(bind(registered, "0000:04:00.0", driver=driver))
 
 
@@ -436,11 +446,11 @@ def test_a_driver_that_the_kernel_has_not_is_refused_with_the_nearest_names(
     driver: str, near: str
 ) -> None:
     variant = VfioVariant("vfio_pci:v000010DEd*", "nvgrace_gpu_vfio_pci", None)
-    host = replace(LISTED, variants=(variant,))
+    host = with_facts(LISTED, variants=(variant,))
     with pytest.raises(UsageError, match=f"driver not found: {driver} ") as caught:
         bind(host, "0000:04:00.0", driver=driver)
     assert near in caught.value.hint
-    assert moved(bind(replace(host, vfio_modules=None), "0000:04:00.0", driver=driver))
+    assert moved(bind(with_facts(host, vfio_modules=None), "0000:04:00.0", driver=driver))
 
 
 @pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
@@ -469,13 +479,13 @@ def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
     held = replace(GPU, driver="nvidia", vfio_device="vfio0")
     for node in ("/dev/vfio/4", "/dev/vfio/devices/vfio0"):
         user = DeviceUser(node, 4711, "qemu-system-x86")
-        refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0")
+        refused = refusal(with_facts(host_of(held), users=(user,)), "0000:04:00.0")
         assert "in use by: qemu-system-x86 (PID 4711)" in refused.message
 
 
 def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> None:
     user = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
-    assert moved(bind(replace(host_of(GPU), users=(user,)), "0000:04:00.0")) == ["0000:04:00.0"]
+    assert moved(bind(with_facts(host_of(GPU), users=(user,)), "0000:04:00.0")) == ["0000:04:00.0"]
 
 
 @pytest.mark.parametrize("given", [{"pod": "ml/train-0/main"}, {"claim": "ml/gpu"}, {"ago": 2.4}])
@@ -484,9 +494,9 @@ def test_a_function_of_a_pod_that_left_its_vfio_driver_is_bound_again(
     given: dict[str, Any], driver: str | None
 ) -> None:
     agent = agent_of("0000:05:00.0", **given)
-    lost = replace(host_of(replace(MLX5, driver=driver)), agent=agent)
+    lost = with_facts(host_of(replace(MLX5, driver=driver)), agent=agent)
     assert moved(bind(lost, "0000:05:00.0")) == ["0000:05:00.0"]
-    held = replace(host_of(replace(MLX5, driver="vfio-pci")), agent=agent, variants=(VARIANT,))
+    held = with_facts(host_of(replace(MLX5, driver="vfio-pci")), agent=agent, variants=(VARIANT,))
     with pytest.raises(Refusal, match=r"belongs to|was given to"):
         bind(held, "0000:05:00.0", driver="mlx5_vfio_pci")
 
@@ -501,7 +511,7 @@ VARIANT = VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pc
 
 
 def test_the_variant_that_fits_is_loaded_and_taken() -> None:
-    host = replace(host_of(GPU, MLX5), variants=(VARIANT,))
+    host = with_facts(host_of(GPU, MLX5), variants=(VARIANT,))
     steps = bind(host, "0000:04:00.0", "0000:05:00.0")
     assert steps[0] == LoadModule("mlx5_vfio_pci", "mlx5_vfio_pci")
     drivers = [step.after.driver for step in steps if isinstance(step, ChangeDriver)]
@@ -509,7 +519,7 @@ def test_the_variant_that_fits_is_loaded_and_taken() -> None:
 
 
 def test_driver_overrides_the_variant() -> None:
-    host = replace(host_of(MLX5), variants=(VARIANT,))
+    host = with_facts(host_of(MLX5), variants=(VARIANT,))
     steps = bind(host, "0000:05:00.0", driver="vfio-pci")
     assert moved(steps) == ["0000:05:00.0"]
     assert not any(isinstance(step, LoadModule) for step in steps)
@@ -517,14 +527,14 @@ def test_driver_overrides_the_variant() -> None:
 
 def test_what_is_on_a_vfio_driver_stays_there_unless_another_is_asked_for() -> None:
     held = replace(MLX5, driver="vfio-pci", driver_override="vfio-pci")
-    host = replace(host_of(held), variants=(VARIANT,))
+    host = with_facts(host_of(held), variants=(VARIANT,))
     assert bind(host, "0000:05:00.0") == ()
     assert moved(bind(host, "0000:05:00.0", driver="mlx5_vfio_pci")) == ["0000:05:00.0"]
 
 
 def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named() -> None:
     stuck = replace(GPU, stuck="nvidia -> vfio-pci (PID 77)", nodes=("/dev/nvidia0",))
-    host = replace(host_of(stuck), users=(DeviceUser("/dev/nvidia0", 4711, "Xorg"),))
+    host = with_facts(host_of(stuck), users=(DeviceUser("/dev/nvidia0", 4711, "Xorg"),))
     refused = refusal(host, "0000:04:00.0", "in-use")
     assert "nvidia -> vfio-pci (PID 77) has not returned, in use by: Xorg (PID 4711)" in str(
         refused
@@ -533,7 +543,7 @@ def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named(
 
 
 def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
-    host = replace(
+    host = with_facts(
         host_of(GPU), host_uses=(HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it"),)
     )
     refused = refusal(host, "0000:04:00.0")
@@ -545,7 +555,7 @@ def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
 def test_a_card_that_a_desktop_shows_is_bound_at_the_next_boot_and_not_touched_now() -> None:
     shown = replace(GPU, nodes=("/dev/dri/card0",))
     user = DeviceUser("/dev/dri/card0", 4711, "gnome-shell")
-    host = replace(host_of(shown, AUDIO), users=(user,), has_systemd=True)
+    host = with_facts(host_of(shown, AUDIO), users=(user,), has_systemd=True)
     command = "bind it at the next boot: vfiomgr bind --at-boot 0000:04:00.0"
     assert command in refusal(host, "0000:04:00.0").hint
     assert f"{command} --owner qemu" in plan_refused(host, owner=NodeOwner("qemu", 64055)).hint
@@ -562,7 +572,7 @@ def test_a_card_that_a_desktop_shows_is_bound_at_the_next_boot_and_not_touched_n
     assert made.resolves == ()
 
     files = tuple(TextFile(s.path, s.after or "") for s in texts)
-    kept = replace(host, files=files)
+    kept = with_facts(host, files=files)
     assert plan(kept, request).is_empty
     undone = plan(kept, Unbind((GPU.address,)))
     assert [n for n in undone.notes if n.startswith("rules bind ") and "again" not in n]
@@ -582,11 +592,11 @@ def plan_refused(host: HostSnapshot, **options: Any) -> Refusal:
 )
 def test_what_must_not_be_bound_at_boot_is_refused_and_not_offered(changes: Any) -> None:
     shown = replace(GPU, nodes=("/dev/dri/card0",), **changes.get("gpu", {}))
-    host = replace(host_of(shown), users=(DeviceUser("/dev/dri/card0", 4711, "Xorg"),))
+    host = with_facts(host_of(shown), users=(DeviceUser("/dev/dri/card0", 4711, "Xorg"),))
     if "uses" in changes:
-        host = replace(host, host_uses=(HostUse(GPU.address, changes["uses"], "it"),))
+        host = with_facts(host, host_uses=(HostUse(GPU.address, changes["uses"], "it"),))
     if "pod" in changes:
-        host = replace(host, agent=agent_of(str(GPU.address), pod=changes["pod"]))
+        host = with_facts(host, agent=agent_of(str(GPU.address), pod=changes["pod"]))
     refused = refusal(host, "0000:04:00.0")
     assert "in use by: Xorg" in refused.message
     assert "--at-boot" not in refused.hint
@@ -596,7 +606,7 @@ def test_what_must_not_be_bound_at_boot_is_refused_and_not_offered(changes: Any)
 
 def test_a_disk_that_a_process_has_open_is_refused() -> None:
     user = DeviceUser("/dev/nvme0n1", 7, "qemu-system-x86", None, (GPU.address,))
-    host = replace(host_of(GPU), users=(user,))
+    host = with_facts(host_of(GPU), users=(user,))
     assert "is in use by: qemu-system-x86 (PID 7)" in refusal(host, "0000:04:00.0").message
     assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
 
@@ -608,15 +618,15 @@ def test_what_vfio_pci_denies_is_refused_unless_a_variant_or_a_parameter_allows_
     refused = refusal(host_of(QAT), "0000:05:00.0")
     assert "vfio-pci's denylist" in refused.message
     assert "disable_denylist=1" in refused.hint
-    assert bind(replace(host_of(QAT), vfio=VfioState(is_denylist_off=True)), "0000:05:00.0")
+    assert bind(with_facts(host_of(QAT), vfio=VfioState(is_denylist_off=True)), "0000:05:00.0")
     variant = VfioVariant("vfio_pci:v00008086d000037C9sv*", "qat_vfio_pci", None)
-    assert bind(replace(host_of(QAT), variants=(variant,)), "0000:05:00.0")
+    assert bind(with_facts(host_of(QAT), variants=(variant,)), "0000:05:00.0")
     assert not replace(QAT, device_id="10d3").is_denied
 
 
 def test_no_iommu_mode_is_no_way_out() -> None:
     bare = replace(GPU, iommu_group=None)
-    host = replace(
+    host = with_facts(
         host_of(bare),
         iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
         vfio=VfioState(is_noiommu_on=True),

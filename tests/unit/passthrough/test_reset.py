@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import agent_of, host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
@@ -32,7 +32,7 @@ def reset(
 def saying(device: PciDevice, flr: Offer, af_flr: Offer, pm: Offer) -> HostSnapshot:
     """A host that could read the configuration space of one function."""
     said = ResetCapabilities(device.address, flr, af_flr, pm, "0600")
-    return replace(host_of(device), reset_capabilities=(said,))
+    return with_facts(host_of(device), reset_capabilities=(said,))
 
 
 def test_the_kernel_chooses_where_nobody_does() -> None:
@@ -86,7 +86,7 @@ def test_a_native_driver_is_told_of() -> None:
 def test_a_function_on_a_driver_that_is_not_known_to_handle_resets_is_not_reset(
     driver: str | None, release: str | None, *, is_reset: bool
 ) -> None:
-    host = replace(host_of(replace(GPU, driver=driver)), kernel_release=release)
+    host = with_facts(host_of(replace(GPU, driver=driver)), kernel_release=release)
     if is_reset:
         assert plan(host, Reset(GPU.address)).steps == (ResetFunction(GPU.identity, None),)
         return
@@ -160,7 +160,7 @@ def test_a_root_bus_cannot_be_reset(path: str) -> None:
 def test_where_no_method_works_all_reasons_are_told() -> None:
     host = saying(replace(GPU, reset_method=("bus",)), "no", "absent", "no")
     with pytest.raises(Refusal, match=r"cannot be reset: flr: .*; pm: .*; bus: ") as caught:
-        reset(replace(host, devices=(*host.devices, AUDIO)))
+        reset(with_facts(host, devices=(*host.devices, AUDIO)))
     assert "all functions of its slot" in caught.value.hint
 
 
@@ -177,33 +177,37 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
     route = HostUse(GPU.address, "default-route", "eth0")
     network = HostUse(GPU.address, "network", "interface eth0: part of br0")
     return [
-        (replace(host_of(GPU), users=(user,)), r"in use by: gnome-shell \(PID 812\)", "in-use"),
-        (replace(host_of(bound), users=(guest,)), r"in use by: qemu-system-x86 \(PID 4711\)", None),
+        (with_facts(host_of(GPU), users=(user,)), r"in use by: gnome-shell \(PID 812\)", "in-use"),
+        (
+            with_facts(host_of(bound), users=(guest,)),
+            r"in use by: qemu-system-x86 \(PID 4711\)",
+            None,
+        ),
         (
             host_of(replace(GPU, is_boot_display=True, display_signs=("boot_vga",))),
             "the console's display",
             "boot-display",
         ),
         (
-            replace(host_of(GPU), host_uses=(disk,)),
+            with_facts(host_of(GPU), host_uses=(disk,)),
             "has a disk that the host uses",
             "mounted-disk",
         ),
-        (replace(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
-        (replace(host_of(GPU), host_uses=(network,)), "in use by the host's network", "in-use"),
+        (with_facts(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
+        (with_facts(host_of(GPU), host_uses=(network,)), "in use by the host's network", "in-use"),
         (
-            replace(host_of(bound), agent=agent_of(str(GPU.address), pod="ml/train-0/main")),
+            with_facts(host_of(bound), agent=agent_of(str(GPU.address), pod="ml/train-0/main")),
             "belongs to pod ml/train-0",
             "in-use",
         ),
         (
-            replace(host_of(bound), agent=agent_of(str(GPU.address), ago=2.4)),
+            with_facts(host_of(bound), agent=agent_of(str(GPU.address), ago=2.4)),
             "was given to a pod 2 s ago",
             "in-use",
         ),
         *(
             (
-                replace(host_of(bound), agent=agent_of(*named, claim="ml/train")),
+                with_facts(host_of(bound), agent=agent_of(*named, claim="ml/train")),
                 "belongs to ResourceClaim ml/train",
                 "in-use",
             )
@@ -229,7 +233,7 @@ def test_a_refusal_names_what_removes_virtual_functions(driver: str, command: st
 def test_a_refusal_says_how_a_pod_of_which_only_the_uid_is_known_is_found() -> None:
     bound = replace(GPU, driver="vfio-pci")
     with pytest.raises(Refusal) as caught:
-        reset(replace(host_of(bound), agent=agent_of(str(GPU.address), pod="0b9c-1/main")))
+        reset(with_facts(host_of(bound), agent=agent_of(str(GPU.address), pod="0b9c-1/main")))
     assert "find the pod with this UID, and delete it: kubectl get pods -A" in caught.value.hint
     assert "| grep 0b9c-1, or pass --allow in-use" in caught.value.hint
 

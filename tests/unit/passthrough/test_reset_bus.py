@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import network_adapter, workstation
-from tests.unit.devices import agent_of, host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from tests.unit.engine.faults import EveryFault, told
 from vfiomgr.engine.registry import perform, plan
 from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, UsageError
@@ -64,7 +64,7 @@ def on_bus(*devices: PciDevice) -> HostSnapshot:
     exchanged = {device.address: device for device in (*ALL, *devices)}
     bridges = tuple(device.address for device in exchanged.values() if device.is_bridge)
     known = host_of(*exchanged.values())
-    return replace(known, bus_resets=bridges, kernel_release="6.18.1")
+    return with_facts(known, bus_resets=bridges, kernel_release="6.18.1")
 
 
 def refusal(host: HostSnapshot, device: PciDevice = GPU) -> Refusal:
@@ -75,7 +75,7 @@ def refusal(host: HostSnapshot, device: PciDevice = GPU) -> Refusal:
 
 def test_all_functions_on_and_below_the_bus_are_reset_and_named() -> None:
     said = ResetCapabilities(GPU.address, "no", "absent", "no", "0600")
-    made = plan(replace(on_bus(), reset_capabilities=(said,)), Reset(GPU.address, with_bus=True))
+    made = plan(with_facts(on_bus(), reset_capabilities=(said,)), Reset(GPU.address, with_bus=True))
     functions = (
         BusFunction(GPU.identity, "0600"),
         BusFunction(AUDIO.identity, None),
@@ -93,13 +93,13 @@ def test_all_functions_on_and_below_the_bus_are_reset_and_named() -> None:
 
 def test_hotplug_of_older_kernels_is_noted() -> None:
     request = Reset(DISK.address, with_bus=True)
-    (note,) = plan(replace(on_bus(), kernel_release="6.13.4-amd64"), request).notes
+    (note,) = plan(with_facts(on_bus(), kernel_release="6.13.4-amd64"), request).notes
     assert note == (
         "if 0000:04:01.0 is a hot-plug port, Linux 6.13.4 may remove and find the devices again, "
         "without driver_override (fixed in 6.16.0)"
     )
     for release in ("6.16.0", "7.0", None):
-        assert plan(replace(on_bus(), kernel_release=release), request).notes == ()
+        assert plan(with_facts(on_bus(), kernel_release=release), request).notes == ()
 
 
 def test_the_bridge_next_above_resets_the_bus() -> None:
@@ -148,14 +148,14 @@ def test_a_function_that_is_not_free_refuses_the_bus(
 
 def test_a_guest_of_another_function_refuses_the_bus() -> None:
     guest = DeviceUser("/dev/vfio/6", 4711, "qemu-system-x86")
-    found = refusal(replace(on_bus(), users=(guest,)))
+    found = refusal(with_facts(on_bus(), users=(guest,)))
     assert found.message == "0000:05:00.0 (Disk) is in use by: qemu-system-x86 (PID 4711)"
     assert "shut the guest down" in found.hint
 
 
 def test_a_pod_of_another_function_refuses_the_bus() -> None:
     pod = agent_of(str(DISK.address), pod="ml/train-0/main")
-    found = refusal(replace(on_bus(), agent=pod))
+    found = refusal(with_facts(on_bus(), agent=pod))
     assert found.message == "0000:05:00.0 (Disk) belongs to pod ml/train-0"
 
 
@@ -169,7 +169,7 @@ def test_virtual_functions_are_refused_once_with_their_physical_function() -> No
 
 
 def test_a_kernel_that_cannot_reset_a_bus_is_named() -> None:
-    found = refusal(replace(on_bus(), bus_resets=()))
+    found = refusal(with_facts(on_bus(), bus_resets=()))
     assert found.message == (
         f"{GPU} cannot be reset with its bus: bridge 0000:00:01.0 has no reset_subordinate "
         "(since Linux 6.13)"
@@ -178,7 +178,7 @@ def test_a_kernel_that_cannot_reset_a_bus_is_named() -> None:
 
 
 def test_a_snapshot_that_does_not_say_it_is_planned_with_that_note() -> None:
-    host = replace(on_bus(), bus_resets=None)
+    host = with_facts(on_bus(), bus_resets=None)
     request = Reset(GPU.address, with_bus=True)
     assert plan(host, request).steps
     assert list(request.not_checked(host)) == [

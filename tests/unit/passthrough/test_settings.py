@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind, ChangeDriver
@@ -76,10 +76,10 @@ def test_a_method_that_the_function_has_not_is_refused_with_those_it_has() -> No
 
 
 def test_what_is_bound_already_is_pinned_where_its_record_can_restore_it() -> None:
-    host = replace(host_of(BOUND), origins=(ORIGIN,))
+    host = with_facts(host_of(BOUND), origins=(ORIGIN,))
     (step,) = changes(bind(host, no_d3cold=True))
     assert step.before == replace(step.after, d3cold_allowed=True)
-    pinned = replace(host, devices=(replace(BOUND, d3cold_allowed=False),))
+    pinned = with_facts(host, devices=(replace(BOUND, d3cold_allowed=False),))
     assert bind(pinned, no_d3cold=True).is_empty
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver, Unbind
@@ -27,18 +27,18 @@ def unbind(host: HostSnapshot) -> tuple[object, ...]:
 
 
 def test_the_recorded_state_comes_back() -> None:
-    host = replace(host_of(GPU), origins=(ORIGIN,))
+    host = with_facts(host_of(GPU), origins=(ORIGIN,))
     assert unbind(host) == (ChangeDriver(GPU.identity, NOW, FIRST), DropOriginalState(ORIGIN))
 
 
 def test_a_driver_that_went_meanwhile_is_loaded_again() -> None:
-    host = replace(host_of(GPU), origins=(ORIGIN,), pci_drivers=("vfio-pci",))
+    host = with_facts(host_of(GPU), origins=(ORIGIN,), pci_drivers=("vfio-pci",))
     assert unbind(host)[0] == LoadModule("nvidia", "nvidia")
 
 
 def test_a_function_that_had_no_driver_gets_none() -> None:
     origin = replace(ORIGIN, state=DriverState(None, None, "on"))
-    host = replace(host_of(GPU), origins=(origin,))
+    host = with_facts(host_of(GPU), origins=(origin,))
     assert unbind(host)[0] == ChangeDriver(GPU.identity, NOW, origin.state)
 
 
@@ -47,13 +47,13 @@ def test_without_a_record_the_kernel_picks() -> None:
 
 
 def test_a_record_of_an_earlier_boot_is_no_record() -> None:
-    host = replace(host_of(GPU), origins=(replace(ORIGIN, boot_id="earlier"),))
+    host = with_facts(host_of(GPU), origins=(replace(ORIGIN, boot_id="earlier"),))
     assert unbind(host) == (ReleaseDriver(GPU.identity, NOW),)
 
 
 def test_what_was_moved_back_by_hand_is_only_forgotten() -> None:
     back = replace(GPU, driver="nvidia", driver_override="nvidia", power_control="on")
-    host = replace(host_of(back), origins=(ORIGIN,))
+    host = with_facts(host_of(back), origins=(ORIGIN,))
     assert unbind(host) == (DropOriginalState(ORIGIN),)
 
 
@@ -66,6 +66,6 @@ def test_what_is_with_the_host_stays() -> None:
 @pytest.mark.parametrize("node", ["/dev/vfio/4", "/dev/vfio/devices/vfio0"])
 def test_a_guest_that_holds_the_device_is_named(node: str) -> None:
     held = replace(GPU, vfio_device="vfio0")
-    host = replace(host_of(held), users=(DeviceUser(node, 4711, "qemu-system-x86"),))
+    host = with_facts(host_of(held), users=(DeviceUser(node, 4711, "qemu-system-x86"),))
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         unbind(host)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.at_boot import ends_at_reboot
@@ -61,7 +61,7 @@ def test_a_change_is_refused_with_the_remedy_and_the_override(
     override: Override,
     kinds: tuple[type[Bind | Unbind | Reset], ...],
 ) -> None:
-    host = replace(host_of(device), unknown_users=(reason,))
+    host = with_facts(host_of(device), unknown_users=(reason,))
     for kind in kinds:
         with pytest.raises(Refusal) as caught:
             plan(host, request_of(kind))
@@ -80,7 +80,7 @@ def test_a_change_is_refused_with_the_remedy_and_the_override(
     ],
 )
 def test_other_devices_are_not_affected(device: PciDevice, reason: UnknownUsers) -> None:
-    host = replace(host_of(device), unknown_users=(reason,))
+    host = with_facts(host_of(device), unknown_users=(reason,))
     assert plan(host, request_of(Bind)).steps
 
 
@@ -98,16 +98,16 @@ def test_other_devices_are_not_affected(device: PciDevice, reason: UnknownUsers)
 def test_unknown_processes_end_at_a_reboot_and_unknown_pods_disks_and_networks_do_not(
     reason: UnknownUsers, *, ends: bool
 ) -> None:
-    host = replace(host_of(GPU), unknown_users=(reason,))
+    host = with_facts(host_of(GPU), unknown_users=(reason,))
     (found,) = unknown_users(host, GPU, reason.kind)
     assert ends_at_reboot(host, found) is ends
-    same = replace(host, unknown_users=(reason, unknown("disks", *WHERE)))
+    same = with_facts(host, unknown_users=(reason, unknown("disks", *WHERE)))
     assert not ends_at_reboot(same, found)
 
 
 @pytest.mark.parametrize("kind", ["processes", "persistence-mode"])
 def test_a_device_that_processes_may_use_can_be_bound_at_the_next_boot(kind: str) -> None:
-    host = replace(host_of(GPU), unknown_users=(unknown(kind, *WHERE),), has_systemd=True)
+    host = with_facts(host_of(GPU), unknown_users=(unknown(kind, *WHERE),), has_systemd=True)
     with pytest.raises(Refusal, match="cannot read X") as caught:
         plan(host, Bind(WHERE))
     assert "bind it at the next boot: vfiomgr bind --at-boot" in caught.value.hint
@@ -115,7 +115,7 @@ def test_a_device_that_processes_may_use_can_be_bound_at_the_next_boot(kind: str
 
 
 def test_a_saved_snapshot_says_what_could_not_be_read() -> None:
-    host = replace(host_of(BOUND), unknown_users=(unknown("pods"),))
+    host = with_facts(host_of(BOUND), unknown_users=(unknown("pods"),))
     again = read_snapshot(write_snapshot(host), "host.json")
     assert again.unknown_users == host.unknown_users
     with pytest.raises(Refusal, match="cannot read X"):

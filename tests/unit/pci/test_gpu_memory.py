@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import a40_host, t4_host, xe_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.pci.memory import memory_of
 from vfiomgr.pci.model import Bar, PciAddress
 from vfiomgr.snapshot.scan import scan, scan_devices
@@ -60,7 +60,7 @@ def test_memory_is_what_is_shown(changes: dict[str, Any], told: str | None) -> N
 def test_what_nvidia_smi_reported_is_certain() -> None:
     device = replace(pci_device(), bars=(bar(64 * GIB),))
     mode = GpuMode(str(device.address), heterogeneous=None, mig=None, framebuffer=49152)
-    host = replace(host_of(device), gpu_modes=(mode,))
+    host = with_facts(host_of(device), gpu_modes=(mode,))
     assert str(memory_of(host, device)) == "48G"
 
 

@@ -61,7 +61,7 @@ def test_a_scan_has_them_and_a_snapshot_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "proc/cpuinfo").write_text(f"{cpu}\n{cpu.replace('46', '39')}\n")
     host = api.scan(HostTree(tmp_path))
     assert host.topology == HostTopology(NODES, (0, 4), (3,))
-    assert (host.cpu_vendor, host.cpu_address_bits) == ("GenuineIntel", 46)
+    assert (host.kernel.cpu_vendor, host.kernel.cpu_address_bits) == ("GenuineIntel", 46)
     assert read_snapshot(write_snapshot(host), "host.json") == host
 
 
@@ -80,7 +80,7 @@ def test_a_cpu_tells_its_architecture(tmp_path: Path, lines: str, architecture: 
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"{lines}\n\nprocessor\t: 1\n")
     host = api.scan(HostTree(tmp_path))
-    assert host.architecture == architecture
+    assert host.kernel.architecture == architecture
     assert read_snapshot(write_snapshot(host), "host.json") == host
 
 
@@ -136,7 +136,7 @@ def test_firmware_and_kernels_of_a_recording_show_the_architecture(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert api.scan(HostTree(tmp_path)).architecture == architecture
+    assert api.scan(HostTree(tmp_path)).kernel.architecture == architecture
 
 
 @pytest.mark.parametrize(

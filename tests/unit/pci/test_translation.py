@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import network_adapter
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.translation import Service, Translation, read_translations, translation_in
@@ -86,8 +86,8 @@ def test_a_virtual_function_uses_the_pasid_of_its_physical_function() -> None:
         ((own,), own),
         ((Translation(NIC, "on", "absent"), own), own),
     ):
-        assert replace(host, translations=known).translation_of(virtual) == found
-    assert replace(host, translations=(both,)).translation_of(physical) == both
+        assert with_facts(host, translations=known).translation_of(virtual) == found
+    assert with_facts(host, translations=(both,)).translation_of(physical) == both
 
 
 def test_show_and_a_snapshot_have_them(run: Run, kernel: FakeKernel) -> None:

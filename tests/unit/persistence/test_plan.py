@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
@@ -43,7 +43,7 @@ HOOK = HOOKS["initramfs-tools"]
 
 def host_with(*files: TextFile, bound: bool = True, **facts: Any) -> HostSnapshot:
     facts = {"has_systemd": True} | facts
-    return replace(host_of(BOUND if bound else GPU), files=files, **facts)
+    return with_facts(host_of(BOUND if bound else GPU), files=files, **facts)
 
 
 def kept(host: HostSnapshot, intent: Request) -> list[Step]:
@@ -115,7 +115,7 @@ def test_the_service_is_written_where_systemd_runs_it() -> None:
 
 def test_a_driver_that_is_built_in_is_told() -> None:
     built_in = replace(GPU, driver="simpledrm", driver_module=None)
-    made = plan(replace(host_of(built_in), has_systemd=True), BIND)
+    made = plan(with_facts(host_of(built_in), has_systemd=True), BIND)
     assert "module of simpledrm not found: if it is built into the kernel" in " ".join(made.notes)
 
 
@@ -178,7 +178,7 @@ def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
     ours = driverctl("0000:04:00.0", "vfio-pci")
     absent, other = driverctl("0000:09:00.0", "vfio-pci"), driverctl("0000:05:00.0", "nouveau")
     second = replace(pci_device("0000:05:00.0"), iommu_group=5)
-    host = replace(host_of(BOUND, second), files=(ours, absent, other), has_systemd=True)
+    host = with_facts(host_of(BOUND, second), files=(ours, absent, other), has_systemd=True)
     assert "vfiomgr bind --persist --driverctl" in plan(host, replace(BIND, persist=False)).notes[0]
     made = plan(host, ImportDriverctl())
     assert made.steps == (
@@ -190,5 +190,5 @@ def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
         "not importing 0000:05:00.0: nouveau is not a VFIO driver",
         f"not importing 0000:09:00.0: {why}",
     )
-    left = replace(host, files=(absent, other))
+    left = with_facts(host, files=(absent, other))
     assert plan(left, ImportDriverctl()).is_empty

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from ruamel.yaml import YAML
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
@@ -68,7 +68,7 @@ def full_host() -> HostSnapshot:
     )
     types = (describe_type("nvidia-1", "A2-1Q", "num_heads=4", "vfio-pci"),)
     origin = OriginalState(gpu.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
-    return replace(
+    return with_facts(
         host_of(gpu),
         vgpu_parents=(
             VgpuParent("0000:04:00.4", "/x", "mdev", "nvidia", "0000:04:00.0", types, (3,)),
@@ -117,7 +117,7 @@ def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
     ],
 )
 def test_a_bad_version_is_named_with_file_and_key(keys: list[str], text: str) -> None:
-    known = replace(full_host(), guest_support=GuestSupport("12.4.0", "11.0.0"))
+    known = with_facts(full_host(), guest_support=GuestSupport("12.4.0", "11.0.0"))
     document = json.loads(write_snapshot(known))
     part = document
     for key in keys[:-1]:
@@ -131,8 +131,8 @@ def test_a_bad_version_is_named_with_file_and_key(keys: list[str], text: str) ->
 
 
 def test_a_kernel_without_a_number_has_an_unknown_version() -> None:
-    text = write_snapshot(replace(full_host(), kernel_release="custom"))
-    assert read_snapshot(text, "host.json").kernel_version is None
+    text = write_snapshot(with_facts(full_host(), kernel_release="custom"))
+    assert read_snapshot(text, "host.json").kernel.version is None
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
 def test_an_origin_of_another_boot_or_another_device_is_not_this_devices() -> None:
     gpu = pci_device()
     origin = OriginalState(gpu.identity, DriverState("nvidia", None), "nvidia", "boot")
-    assert replace(host_of(gpu), origins=(origin,)).origin(gpu) == origin
-    rebooted = replace(host_of(gpu), origins=(origin,), boot_id="next")
+    assert with_facts(host_of(gpu), origins=(origin,)).origin(gpu) == origin
+    rebooted = with_facts(host_of(gpu), origins=(origin,), boot_id="next")
     assert rebooted.origin(gpu) is None
     exchanged = replace(gpu, device_id="2204")
-    assert replace(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
+    assert with_facts(host_of(exchanged), origins=(origin,)).origin(exchanged) is None
 
 
 def test_an_unknown_address_is_an_error() -> None:

@@ -376,4 +376,4 @@ def test_a_host_may_lack_whole_directories(host_root: Path, directory: str) -> N
 def test_a_host_may_have_nothing_at_all(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "sys")
     host = scan(tmp_path)
-    assert (host.devices, host.groups, host.boot_id) == ((), (), None)
+    assert (host.devices, host.groups, host.kernel.boot_id) == ((), (), None)

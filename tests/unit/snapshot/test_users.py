@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
@@ -456,7 +456,7 @@ def test_a_process_with_a_file_that_never_answers_may_use_any_device_with_nodes(
     assert found.why == "process 76 has a file open that does not answer and may be a device"
     gpu = replace(pci_device(), nodes=("/dev/nvidia0",))
     disk = pci_device("0000:03:00.0")
-    host = replace(host_of(gpu, disk), unknown_users=(found,))
+    host = with_facts(host_of(gpu, disk), unknown_users=(found,))
     assert [host.unknown_users_of(device) for device in (gpu, disk)] == [(found,)] * 2
     holding: list[UnknownUsers] = []
     assert read_holders(Hanging(tmp_path), {"/dev/vfio/12"}, holding.append) == ()

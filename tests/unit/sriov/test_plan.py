@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
@@ -78,7 +78,7 @@ def test_from_one_number_to_another_is_by_way_of_none() -> None:
 def test_functions_leave_their_drivers_first_and_their_records_go() -> None:
     vf = replace(VF, driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
     origin = OriginalState(vf.identity, DriverState("igbvf", None, "on"), "igbvf", "boot")
-    made = set_vfs(replace(with_vf(vf), origins=(origin,)), 0)
+    made = set_vfs(with_facts(with_vf(vf), origins=(origin,)), 0)
     before = DriverState("vfio-pci", "vfio-pci", "auto")
     assert made.steps[:2] == (
         ChangeDriver(vf.identity, before, DriverState(None, "vfio-pci")),
@@ -90,7 +90,7 @@ def test_functions_leave_their_drivers_first_and_their_records_go() -> None:
 
 def test_as_many_as_there_are_is_nothing_to_do_whoever_has_them() -> None:
     user = DeviceUser("/dev/vfio/6", 4711, "qemu-system-x86")
-    host = replace(with_vf(replace(VF, driver="vfio-pci")), users=(user,))
+    host = with_facts(with_vf(replace(VF, driver="vfio-pci")), users=(user,))
     made = set_vfs(host, 1)
     assert made.is_empty
     assert "already has 1 of 8 virtual functions" in made.already[0]
@@ -103,19 +103,19 @@ def used() -> list[tuple[HostSnapshot, str]]:
     desktop = DeviceUser("/dev/dri/card3", 812, "gnome-shell")
     vgpu = Vgpu("u-1", "mdev", str(VF.address), "nvidia-1", None, None, 7, None, None)
     return [
-        (replace(bound, users=(guest,)), r"05:10\.0 .* in use by: qemu-system-x86 \(PID 4711\)"),
-        (replace(drawn, users=(desktop,)), r"in use by: gnome-shell \(PID 812\)"),
-        (replace(with_vf(), vgpus=(vgpu,)), "have active vGPUs: u-1"),
+        (with_facts(bound, users=(guest,)), r"05:10\.0 .* in use by: qemu-system-x86 \(PID 4711\)"),
+        (with_facts(drawn, users=(desktop,)), r"in use by: gnome-shell \(PID 812\)"),
+        (with_facts(with_vf(), vgpus=(vgpu,)), "have active vGPUs: u-1"),
         (
-            replace(with_vf(), host_uses=(HostUse(VF.address, "default-route", "eth1"),)),
+            with_facts(with_vf(), host_uses=(HostUse(VF.address, "default-route", "eth1"),)),
             "default route: interface eth1",
         ),
         (
-            replace(with_vf(), host_uses=(HostUse(VF.address, "network", "interface eth1: x"),)),
+            with_facts(with_vf(), host_uses=(HostUse(VF.address, "network", "interface eth1: x"),)),
             "in use by the host's network: interface eth1: x",
         ),
         (
-            replace(with_vf(), host_uses=(HostUse(VF.address, "mounted-disk", "/dev/x on /m"),)),
+            with_facts(with_vf(), host_uses=(HostUse(VF.address, "mounted-disk", "/dev/x on /m"),)),
             "has a disk that the host uses: /dev/x on /m",
         ),
     ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.vgpu_hosts import GPUS, gim_host, i915_host, xe_host
-from tests.unit.devices import agent_of, host_of
+from tests.unit.devices import agent_of, host_of, with_facts
 from tests.unit.sriov.test_plan import NIC
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
@@ -159,7 +159,7 @@ def test_i915_needs_to_know_what_else_there_is(tmp_path: Path) -> None:
     host = api.scan(i915_host(tmp_path))
     (known,) = host.quotas
     supplies = tuple(s for s in known.supplies if "contexts" not in s.name)
-    blind = replace(host, quotas=(replace(known, supplies=supplies),))
+    blind = with_facts(host, quotas=(replace(known, supplies=supplies),))
     refusal = refused(blind, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
     assert "does not report the remaining contexts" in refusal.message
     assert make(blind, 2, VfQuota(exec_quantum_ms=20)).steps

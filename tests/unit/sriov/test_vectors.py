@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import network_adapter, vector_adapter
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, RolledBack
@@ -68,7 +68,7 @@ def with_functions(*counts: int | None, driver: str | None = None) -> HostSnapsh
         ADAPTER, virtual_functions=tuple(vf.address for vf in made), sriov_numvfs=len(made)
     )
     known = zip(made, counts, strict=True)
-    return replace(
+    return with_facts(
         host_of(physical, *made),
         msix=tuple(MsixVectors(vf.address, count) for vf, count in known if count is not None),
     )
@@ -237,7 +237,7 @@ def test_what_cannot_be_set_is_refused_with_its_remedy(
 
 def test_functions_of_a_vendors_program_have_none() -> None:
     gpu = replace(ADAPTER, driver="nvidia", sriov_vf_total_msix=None)
-    host = replace(host_of(gpu), has_sriov_manage=True)
+    host = with_facts(host_of(gpu), has_sriov_manage=True)
     with pytest.raises(
         Refusal, match=r"driver nvidia of .* cannot .*\(sriov-manage creates them\)"
     ):

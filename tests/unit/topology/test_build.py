@@ -13,7 +13,7 @@ from tests.fakes.hosts import dual_adapter, mixed, network_adapter, without_iomm
 from tests.fakes.servers import dgx as dgx_tree
 from tests.fakes.servers import vgpu_server as vgpu_server_tree
 from tests.fakes.vgpu_hosts import samples_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.topology.hosts import by_id, dgx, made, nodes, path_to, vgpu_server
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.pci.capabilities import PciLink
@@ -150,7 +150,7 @@ def test_what_uses_a_function() -> None:
     assert found["0000:04:00.0"].users == ("default route (eno1)",)
     assert found["0000:82:00.0"].users == ("guest win (qemu-system-x86, PID 4283)",)
     assert found["0000:00:01.0"].users is None
-    nobody_looked = made(replace(vgpu_server(), users=None, host_uses=None))
+    nobody_looked = made(with_facts(vgpu_server(), users=None, host_uses=None))
     assert nobody_looked["0000:82:00.0"].users is None
 
 
@@ -187,7 +187,7 @@ def test_a_link_is_a_problem_where_both_ends_could_do_more(
         pci_device(PORT), header_type=1, bridge_path="pci0000:00", driver="pcieport", iommu_group=1
     )
     known = (link(GPU, *own), *([link(PORT, *port)] if port else []))
-    found = made(replace(host_of(bridge, pci_device(GPU)), links=known))
+    found = made(with_facts(host_of(bridge, pci_device(GPU)), links=known))
     assert problems(found[GPU]) == expected
     assert problems(found[PORT]) == []
 
@@ -195,7 +195,7 @@ def test_a_link_is_a_problem_where_both_ends_could_do_more(
 def test_the_other_functions_of_a_slot_do_not_repeat_its_link() -> None:
     audio = replace(pci_device("0000:04:00.1"), class_code="040300", driver="snd_hda_intel")
     known = tuple(link(name, 2.5, 8, 16, 16) for name in (GPU, "0000:04:00.1"))
-    found = made(replace(host_of(pci_device(GPU), audio), links=known))
+    found = made(with_facts(host_of(pci_device(GPU), audio), links=known))
     assert problems(found[GPU]) == ["link-width", "link-speed"]
     assert problems(found["0000:04:00.1"]) == []
 
@@ -245,10 +245,10 @@ def test_problems_of_the_host(tmp_path: Path) -> None:
     found = tree_of(api.scan(without_iommu(tmp_path)))
     assert problems(found.root) == ["iommu-off"]
     assert found.is_iommu_on is False
-    host = replace(host_of(pci_device()), pci_unidentified=("0000:09:00.0",))
+    host = with_facts(host_of(pci_device()), pci_unidentified=("0000:09:00.0",))
     (problem,) = tree_of(host).root.problems
     assert problem.text == "cannot identify 0000:09:00.0"
-    unknown = replace(host, iommu=replace(host.iommu, is_known=False, has_groups=False))
+    unknown = with_facts(host, iommu=replace(host.iommu, is_known=False, has_groups=False))
     assert tree_of(unknown).is_iommu_on is None
     assert problems(tree_of(unknown).root) == ["unidentified"]
 
@@ -273,9 +273,9 @@ def test_a_port_on_a_root_bus_that_is_empty_is_still_a_port() -> None:
         ({"links": (link(PORT, None, None, 8, 4),)}, "root-port"),
     )
     for facts, kind in kinds:
-        assert made(replace(host_of(port), **facts))[PORT].kind == kind
+        assert made(with_facts(host_of(port), **facts))[PORT].kind == kind
     handled = replace(port, driver="pcieport", header_type=None)
-    assert made(replace(host_of(handled), links=()))[PORT].kind == "root-port"
+    assert made(with_facts(host_of(handled), links=()))[PORT].kind == "root-port"
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.topology.hosts import dgx, vgpu_server
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
@@ -117,7 +117,7 @@ def test_functions_of_a_slot_show_their_link_once() -> None:
     known = tuple(
         PciLink(device.address, 16.0, 16, 16.0, 16) for device in (pci_device(GPU), audio)
     )
-    found = items(view(tree_of(replace(host_of(pci_device(GPU), audio), links=known))))
+    found = items(view(tree_of(with_facts(host_of(pci_device(GPU), audio), links=known))))
     assert "16 GT/s x16" in found[GPU].facts
     assert "16 GT/s x16" not in found["0000:04:00.1"].facts
 

@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.faults import PowerCut
+from tests.unit.devices import with_facts
 from tests.unit.engine.faults import Course, Courses, EveryFault
 from tests.unit.layout.test_apply import AUDIO, GPU, drivers
 from tests.unit.layout.test_boot import etc, installing
@@ -125,7 +125,7 @@ def test_a_device_in_use_refuses_all_and_the_option_to_leave_it_is_named(tmp_pat
     request = request_for(kernel, unbind=True)
     host = api.host_at(kernel).facts_for(request)
     guest = DeviceUser("/dev/vfio/10", 812, "qemu-system-x86")
-    used = replace(host, users=(guest,))
+    used = with_facts(host, users=(guest,))
     with pytest.raises(Refusal) as caught:
         api.plan(used, request)
     assert str(GPU) in caught.value.message

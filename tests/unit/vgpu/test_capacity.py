@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
 from vfiomgr.vgpu.capacity import Capacity, gpus, room, rooms, totals
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
@@ -65,7 +65,7 @@ def test_vgpus_have_one_size_unless_a_mode_mixes_them() -> None:
     assert (gpu.has_one_size, gpu.lock) == (True, None)
     for facts in ({"heterogeneous": True, "mig": False}, {"heterogeneous": False, "mig": True}):
         mode = GpuMode("0000:01:00.0", framebuffer=MEMORY, **facts)
-        (gpu,) = gpus(replace(host, gpu_modes=(mode,)))
+        (gpu,) = gpus(with_facts(host, gpu_modes=(mode,)))
         assert not gpu.has_one_size
 
 
@@ -75,15 +75,15 @@ def test_the_lock_holds_even_where_the_driver_still_offers_other_sizes() -> None
         replace(p, available=(1,) * len(p.types)) if p.name != host.vgpus[0].parent else p
         for p in host.vgpu_parents
     )
-    assert found(replace(host, vgpu_parents=parents), a40_type(4)).more == 0
+    assert found(with_facts(host, vgpu_parents=parents), a40_type(4)).more == 0
 
 
 def test_in_heterogeneous_mode_memory_is_the_limit() -> None:
     host = vgpu_host((a40_type(24), a40_type(2)))
     every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpu_parents)
     mode = GpuMode("0000:01:00.0", heterogeneous=True, mig=False, framebuffer=MEMORY)
-    shown = replace(host, vgpu_parents=every)  # by the vGPUs; nvidia-smi does not report it
-    host = replace(shown, gpu_modes=(mode,))
+    shown = with_facts(host, vgpu_parents=every)  # by the vGPUs; nvidia-smi does not report it
+    host = with_facts(shown, gpu_modes=(mode,))
     small = found(host, a40_type(2))
     assert small == found(shown, a40_type(2))
     assert (small.more, small.stranded) == ((MEMORY - 26 * 1024) // 2048, 0)
@@ -120,7 +120,7 @@ def test_a_function_that_nothing_can_be_made_of_does_not_count(change: dict[str,
     host = vgpu_host((), functions=2)
     broken = replace(host.devices[1], **change)
     devices = tuple(broken if d.address == broken.address else d for d in host.devices)
-    assert found(replace(host, devices=devices), a40_type(1)).more == 1
+    assert found(with_facts(host, devices=devices), a40_type(1)).more == 1
 
 
 def test_all_gpus_together_have_what_each_has() -> None:
@@ -148,7 +148,7 @@ def undivided(available: tuple[int | None, ...], *made: VgpuType) -> HostSnapsho
         Vgpu(f"u{n}", "mdev", "mbochs", kind.id, kind.name, None, None, None, None)
         for n, kind in enumerate(made)
     )
-    return replace(host_of(), vgpu_parents=(parent,), vgpus=vgpus)
+    return with_facts(host_of(), vgpu_parents=(parent,), vgpus=vgpus)
 
 
 def test_one_parent_for_all_says_itself_how_many() -> None:
@@ -176,7 +176,7 @@ def test_a_recording_that_leaves_out_what_is_offered_is_told_as_the_most() -> No
         replace(p, types=p.types if n == 0 else (), available=p.available if n == 0 else ())
         for n, p in enumerate(host.vgpu_parents)
     )
-    most = found(replace(host, vgpu_parents=bare), a40_type(2))
+    most = found(with_facts(host, vgpu_parents=bare), a40_type(2))
     assert (most.more, most.is_certain) == (3, False)
 
 
@@ -204,7 +204,7 @@ def vendor(names: tuple[str, ...], made: int = 0) -> HostSnapshot:
         Vgpu(None, "vendor-vfio", parents[n].name, kinds[0].id, None, "nvidia", 1, None, None)
         for n in range(made)
     )
-    return replace(host, vgpu_parents=parents, vgpus=vgpus)
+    return with_facts(host, vgpu_parents=parents, vgpus=vgpus)
 
 
 def test_the_vendors_own_interface_tells_what_but_not_how_many() -> None:
@@ -225,7 +225,7 @@ def test_a_function_that_left_the_vendors_driver_makes_no_vgpu() -> None:
 def test_with_its_memory_known_the_number_is_certain() -> None:
     host = vendor(("NVIDIA L40S-24Q",), made=1)
     mode = GpuMode("0000:01:00.0", heterogeneous=False, mig=False, framebuffer=49152)
-    (gpu,) = gpus(replace(host, gpu_modes=(mode,)))
+    (gpu,) = gpus(with_facts(host, gpu_modes=(mode,)))
     (only,) = rooms(gpu)
     assert (only.more, only.is_certain) == (1, True)
 
@@ -233,18 +233,18 @@ def test_with_its_memory_known_the_number_is_certain() -> None:
 def test_with_mig_the_driver_alone_knows() -> None:
     host = vendor(("NVIDIA A100-1-5C",))
     mode = GpuMode("0000:01:00.0", heterogeneous=False, mig=True, framebuffer=40960)
-    (gpu,) = gpus(replace(host, gpu_modes=(mode,)))
+    (gpu,) = gpus(with_facts(host, gpu_modes=(mode,)))
     assert rooms(gpu)[0].is_certain is False
 
 
 def test_gpu_instances_have_several_sizes_without_heterogeneous_mode() -> None:
     host = vgpu_host((a40_type(24), a40_type(2)))
     divided = GpuMode("0000:01:00.0", heterogeneous=False, mig=True, framebuffer=MEMORY)
-    (gpu,) = gpus(replace(host, gpu_modes=(divided,)))
+    (gpu,) = gpus(with_facts(host, gpu_modes=(divided,)))
     assert (gpu.has_several_sizes, gpu.is_heterogeneous, gpu.lock) == (True, False, None)
     parents = tuple(
         replace(p, types=tuple(replace(k, name=f"{k.name} A100-1-{k.id[-1]}C") for k in p.types))
         for p in host.vgpu_parents
     )
-    (gpu,) = gpus(replace(host, vgpu_parents=parents))
+    (gpu,) = gpus(with_facts(host, vgpu_parents=parents))
     assert (gpu.has_several_sizes, gpu.is_heterogeneous) == (True, False), "by the names of types"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import agent_of, host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
@@ -45,8 +45,8 @@ PARENT = VgpuParent(
 )
 ACTIVE = Vgpu(UUID, "mdev", PARENT.name, "nvidia-1", "NVIDIA A2-1Q", None, 7, "vfio3", None)
 GROUP = IommuGroup(7, (UUID,), None, None, has_node=True)
-HOST = replace(host_of(pci_device()), vgpu_parents=(PARENT,))
-HOST = replace(HOST, groups=(*HOST.groups, GROUP))
+HOST = with_facts(host_of(pci_device()), vgpu_parents=(PARENT,))
+HOST = with_facts(HOST, groups=(*HOST.groups, GROUP))
 
 
 def create(type_name: str, *uuids: str, parent: str | None = PARENT.name) -> CreateVgpu:
@@ -105,14 +105,14 @@ def test_what_a_recording_does_not_tell_is_not_said_to_be_missing(
 ) -> None:
     bare = replace(PARENT, types=(describe_type("nvidia-1"),), available=(1,))
     with pytest.raises(UnknownDevice, match=words) as caught:
-        plan(replace(HOST, vgpu_parents=(bare,)), CreateVgpu((UUID,), **wanted))
+        plan(with_facts(HOST, vgpu_parents=(bare,)), CreateVgpu((UUID,), **wanted))
     if "type" not in words:
         assert caught.value.hint == "name one by its ID: --type nvidia-1"
 
 
 def test_a_parent_is_not_removed_in_the_place_of_its_vgpu() -> None:
     """Nor is it told to be no vGPU, as if all were done."""
-    host = replace(HOST, vgpus=(ACTIVE,))
+    host = with_facts(HOST, vgpus=(ACTIVE,))
     with pytest.raises(UnknownDevice, match=f"its vGPUs: {ACTIVE.name}") as caught:
         plan(host, RemoveVgpu((PARENT.name,)))
     assert f"vfiomgr vgpu remove {ACTIVE.name}" in caught.value.hint
@@ -139,7 +139,7 @@ def test_a_device_that_makes_none_now_gets_the_remedy_that_fits(
     changes: dict[str, object], remedy: str
 ) -> None:
     device = replace(pci_device("0000:05:00.0"), **changes)
-    host = replace(host_of(pci_device(), device), vgpu_parents=(PARENT,))
+    host = with_facts(host_of(pci_device(), device), vgpu_parents=(PARENT,))
     with pytest.raises(
         UnknownDevice, match="does not support vGPUs in its current state"
     ) as caught:
@@ -155,7 +155,7 @@ def test_without_virtual_functions_the_command_that_creates_them_is_named() -> N
 
 
 def test_the_same_vgpu_again_changes_nothing_and_another_of_its_uuid_is_refused() -> None:
-    host = replace(HOST, vgpus=(ACTIVE,))
+    host = with_facts(HOST, vgpus=(ACTIVE,))
     assert plan(host, create("nvidia-1")).is_empty
     assert plan(host, create("A2-1Q")).is_empty
     with pytest.raises(Refusal, match="already exists with type nvidia-1"):
@@ -163,13 +163,13 @@ def test_the_same_vgpu_again_changes_nothing_and_another_of_its_uuid_is_refused(
 
 
 def test_a_mark_that_an_earlier_vgpu_of_this_name_left_is_replaced() -> None:
-    host = replace(HOST, vgpu_marks=(TextFile(MARK, "elsewhere x\n"),))
+    host = with_facts(HOST, vgpu_marks=(TextFile(MARK, "elsewhere x\n"),))
     (mark,) = [s for s in plan(host, create("nvidia-1")).steps if isinstance(s, ReplaceFile)]
     assert mark.before == "elsewhere x\n"
 
 
 def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
-    made = plan(replace(HOST, vgpus=(ACTIVE,)), RemoveVgpu((UUID, OTHER)))
+    made = plan(with_facts(HOST, vgpus=(ACTIVE,)), RemoveVgpu((UUID, OTHER)))
     assert made.steps == (RemoveMdev(PARENT.name, PARENT.path, "nvidia-1", UUID),)
     assert made.already == (f"vGPU not found: {OTHER}",)
 
@@ -185,7 +185,7 @@ def test_a_removal_has_the_locks_of_the_parent_and_of_each_name() -> None:
 @pytest.mark.parametrize("node", ["/dev/vfio/7", "/dev/vfio/devices/vfio3"])
 def test_a_vgpu_that_a_guest_holds_is_refused_by_name(node: str) -> None:
     user = DeviceUser(node, 4711, "qemu-system-x86")
-    held = replace(HOST, vgpus=(ACTIVE,), users=(user,))
+    held = with_facts(HOST, vgpus=(ACTIVE,), users=(user,))
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         plan(held, RemoveVgpu((UUID,)))
     assert plan(held, RemoveVgpu((UUID,), allow=frozenset({"in-use"}))).steps
@@ -209,7 +209,7 @@ def _unknown(kind: str) -> tuple[UnknownUsers, ...]:
 def test_a_vgpu_that_a_pod_has_or_may_have_is_not_removed(
     change: dict[str, object], why: str
 ) -> None:
-    host = replace(HOST, vgpus=(ACTIVE,), **change)
+    host = with_facts(HOST, vgpus=(ACTIVE,), **change)
     with pytest.raises(Refusal, match=why):
         plan(host, RemoveVgpu((UUID,)))
     assert plan(host, RemoveVgpu((UUID,), allow=frozenset({"in-use"}))).steps
@@ -218,7 +218,7 @@ def test_a_vgpu_that_a_pod_has_or_may_have_is_not_removed(
 def test_all_are_those_that_vfiomgr_made_and_no_others() -> None:
     foreign = replace(ACTIVE, uuid=OTHER)
     mark = TextFile(MARK, "0000:04:00.0 nvidia-1\n")
-    host = replace(HOST, vgpus=(ACTIVE, foreign), vgpu_marks=(mark,))
+    host = with_facts(HOST, vgpus=(ACTIVE, foreign), vgpu_marks=(mark,))
     made = plan(host, RemoveVgpu(every=True))
     assert made.steps == (
         RemoveMdev(PARENT.name, PARENT.path, "nvidia-1", UUID),
@@ -229,7 +229,7 @@ def test_all_are_those_that_vfiomgr_made_and_no_others() -> None:
 
 def test_a_mark_of_another_type_is_of_another_vgpu() -> None:
     mark = TextFile(MARK, "0000:04:00.0 nvidia-2\n")
-    host = replace(HOST, vgpus=(ACTIVE,), vgpu_marks=(mark,))
+    host = with_facts(HOST, vgpus=(ACTIVE,), vgpu_marks=(mark,))
     assert plan(host, RemoveVgpu(every=True)).is_empty
 
 
@@ -245,7 +245,7 @@ def vendor_host(current: int = 0) -> HostSnapshot:
         replace(second, family="vendor-vfio", types=free[0], available=free[1]),
     )
     vgpu = Vgpu(None, "vendor-vfio", first.name, str(current), None, "nvidia", 101, None, 0)
-    return replace(host, vgpu_parents=parents, vgpus=(vgpu,) if current else ())
+    return with_facts(host, vgpu_parents=parents, vgpus=(vgpu,) if current else ())
 
 
 def test_a_virtual_function_becomes_a_vgpu_by_a_number() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
@@ -48,7 +48,9 @@ OFF = SetPersistence(GPU.identity, before=False, after=False)
 
 def host(*devices: object, mode: GpuMode | None = None) -> HostSnapshot:
     made = host_of(*devices)  # type: ignore[arg-type]
-    return replace(made, has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,) if mode else ())
+    return with_facts(
+        made, has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mode,) if mode else ()
+    )
 
 
 def run(before: int, after: int) -> RunSriovManage:
@@ -73,7 +75,7 @@ def test_functions_for_vgpus_are_lacking_without_a_driver_and_without_types() ->
     assert without_functions(host(GPU)) == (GPU,)
     assert without_functions(host(DIVIDED, *bare)) == (DIVIDED,)
     assert without_functions(host(DIVIDED, *odd)) == (DIVIDED,)
-    assert without_functions(replace(host(DIVIDED, *odd), vgpu_parents=(parent,))) == ()
+    assert without_functions(with_facts(host(DIVIDED, *odd), vgpu_parents=(parent,))) == ()
     assert without_functions(host(DIVIDED, *VFS)) == ()
     assert without_functions(host(replace(DIVIDED, driver="vfio-pci"), *bare)) == ()
 
@@ -112,7 +114,7 @@ def test_a_function_that_is_elsewhere_leaves_first() -> None:
     """sriov-manage would put it on NVIDIA's driver; a roll-back puts it back on its own."""
     bound = replace(VFS[0], driver="vfio-pci", driver_override="vfio-pci")
     origin = OriginalState(bound.identity, DriverState("nvidia", None, "on"), "nvidia", "boot")
-    there = replace(host(DIVIDED, bound, VFS[1]), origins=(origin,))
+    there = with_facts(host(DIVIDED, bound, VFS[1]), origins=(origin,))
     steps = plan(there, SetVirtualFunctions(GPU.address, 0)).steps
     before, after = DriverState("vfio-pci", "vfio-pci", "on"), DriverState(None, "vfio-pci")
     assert steps == (
@@ -124,12 +126,12 @@ def test_a_function_that_is_elsewhere_leaves_first() -> None:
 
 def test_who_has_the_gpu_open_is_told() -> None:
     user = DeviceUser("/dev/nvidia0", 812, "nv-hostengine")
-    made = plan(replace(host(GPU), users=(user,)), SetVirtualFunctions(GPU.address, 2))
+    made = plan(with_facts(host(GPU), users=(user,)), SetVirtualFunctions(GPU.address, 2))
     assert "nv-hostengine (PID 812)" in made.notes[0]
 
 
 def test_without_the_program_the_kernel_is_asked() -> None:
-    bare = replace(host(GPU), has_sriov_manage=False)
+    bare = with_facts(host(GPU), has_sriov_manage=False)
     kinds = [type(step) for step in plan(bare, SetVirtualFunctions(GPU.address, 2)).steps]
     assert kinds == [SetAutoprobe, SetVfCount, SetAutoprobe]
 
@@ -138,14 +140,17 @@ def test_a_function_that_a_guest_has_stays() -> None:
     user = DeviceUser("/dev/vfio/45", 4711, "qemu-system-x86")
     vf = replace(VFS[0], vfio_device="vfio0")
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
-        plan(replace(host(DIVIDED, vf, VFS[1]), users=(user,)), SetVirtualFunctions(GPU.address, 0))
+        plan(
+            with_facts(host(DIVIDED, vf, VFS[1]), users=(user,)),
+            SetVirtualFunctions(GPU.address, 0),
+        )
 
 
 # ---- persistence mode, which the program switches on
 
 
 def test_persistence_mode_that_is_off_is_so_again_once_all_is_undone() -> None:
-    quiet = replace(host(GPU), host_uses=())
+    quiet = with_facts(host(GPU), host_uses=())
     made = plan(quiet, SetVirtualFunctions(GPU.address, 2))
     assert made.steps == (OFF, run(0, 2))
     assert OFF.inverse() == OFF
@@ -154,12 +159,12 @@ def test_persistence_mode_that_is_off_is_so_again_once_all_is_undone() -> None:
 
 def test_it_is_stated_once_though_the_program_runs_twice() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
-    quiet = replace(host(one, VFS[0]), host_uses=())
+    quiet = with_facts(host(one, VFS[0]), host_uses=())
     grown = plan(quiet, SetVirtualFunctions(GPU.address, 2))
     assert grown.steps == (OFF, run(1, 0), run(0, 2))
     mode = GpuMode("0000:41:00.0", heterogeneous=None, mig=False, framebuffer=None)
     mig = SetGpuMode(GPU.address, mig=True)
-    made = plan(replace(host(DIVIDED, *VFS, mode=mode), host_uses=()), mig)
+    made = plan(with_facts(host(DIVIDED, *VFS, mode=mode), host_uses=()), mig)
     assert [step.kind for step in made.steps] == [
         "set-persistence",
         "run-sriov-manage",
@@ -170,11 +175,11 @@ def test_it_is_stated_once_though_the_program_runs_twice() -> None:
 
 @pytest.mark.parametrize("unseen", [{"users": None}, {"host_uses": None}])
 def test_where_nobody_asked_nothing_is_claimed(unseen: dict[str, None]) -> None:
-    asked = replace(replace(host(GPU), host_uses=()), **unseen)
+    asked = with_facts(with_facts(host(GPU), host_uses=()), **unseen)
     assert plan(asked, SetVirtualFunctions(GPU.address, 2)).steps == (run(0, 2),)
 
 
 def test_functions_that_the_kernel_makes_need_no_word_of_it() -> None:
-    bare = replace(host(GPU), has_sriov_manage=False, host_uses=())
+    bare = with_facts(host(GPU), has_sriov_manage=False, host_uses=())
     kinds = [type(step) for step in plan(bare, SetVirtualFunctions(GPU.address, 2)).steps]
     assert SetPersistence not in kinds

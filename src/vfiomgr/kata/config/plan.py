@@ -267,7 +267,7 @@ class _Planner:
         configured = self.base.machine_type if self.base is not None else ""
         if configured in _MACHINES:
             return configured
-        return "virt" if self.host.architecture == "aarch64" else "q35"
+        return "virt" if self.host.kernel.architecture == "aarch64" else "q35"
 
     def _cpu_features(self) -> str:
         """The configured features, and addresses as wide as the host's if BARs need them."""

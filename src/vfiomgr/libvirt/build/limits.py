@@ -93,7 +93,7 @@ def _mode(
     if MAXPHYSADDR_LIMIT.is_in(libvirt):
         return "passthrough"
     MAXPHYSADDR.require(libvirt, f"an address width of {asked} bits for the guest")
-    if host.cpu_address_bits is None:
+    if host.kernel.cpu_address_bits is None:
         message = f"a limit of {asked} bits on a CPU of unknown address width"
         MAXPHYSADDR_LIMIT.require(libvirt, message)
     return "emulate"
@@ -107,7 +107,7 @@ def _why_mode(
     is_asked: bool,
     libvirt: Version,
 ) -> Iterable[Reason]:
-    bits = host.cpu_address_bits
+    bits = host.kernel.cpu_address_bits
     shown = f"{bits} bits (/proc/cpuinfo)" if bits else "unknown width"
     if mode is not None and request.address_bits is not None:
         text = f"physical addresses limited to {request.address_bits} bits; the host's CPU: {shown}"

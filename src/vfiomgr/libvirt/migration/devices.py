@@ -150,9 +150,11 @@ def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     """A function on a host driver: what its best VFIO driver can do."""
     variant = best_variant(host.variants, device.modalias)
     if variant is None and not host.knows_variants:
-        lists = f"modules.dep and modules.alias in /lib/modules/{host.kernel_release}"
-        remedy = "create them as root: depmod" if host.boot_id else "add them to the recording"
-        if host.kernel_release is None:
+        lists = f"modules.dep and modules.alias in /lib/modules/{host.kernel.release}"
+        remedy = (
+            "create them as root: depmod" if host.kernel.boot_id else "add them to the recording"
+        )
+        if host.kernel.release is None:
             lists, remedy = "/proc/sys/kernel/osrelease", "add it to the recording"
         return Migratability(
             is_possible=None,
@@ -183,9 +185,9 @@ def _of_vendor(host: HostSnapshot, driver: str | None, link: str) -> Migratabili
     if driver is None or _NVIDIA not in driver:
         why = f"{driver or 'its driver'} is not known to migrate devices, or not to"
         return Migratability(is_possible=None, why=why, evidence=(link,))
-    kernel = host.kernel_version
+    kernel = host.kernel.version
     if kernel is not None and kernel < _FIRST_KERNEL:
-        why = f"Linux {host.kernel_release} is too old for NVIDIA's migration of vGPUs"
+        why = f"Linux {host.kernel.release} is too old for NVIDIA's migration of vGPUs"
         return Migratability(is_possible=False, why=why, evidence=(link,))
     return Migratability(
         is_possible=True,

@@ -147,7 +147,7 @@ def _chosen(target: HostSnapshot, name: str, best: PciDevice, wanted: str | None
         return MigrationPlace(name, address, is_ready=True, text=f"{best} on {best.driver}")
     known = {_spelt(variant.module) for variant in target.variants}
     if wanted is not None and wanted not in known and target.knows_variants:
-        text = f"{best} needs {wanted}, which the kernel {target.kernel_release} does not have"
+        text = f"{best} needs {wanted}, which the kernel {target.kernel.release} does not have"
         return MigrationPlace(name, None, is_ready=False, text=text)
     option = "" if wanted is None else f" --driver {wanted}"
     text = f"{best} on {best.driver or 'no driver'}"

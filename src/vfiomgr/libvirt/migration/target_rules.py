@@ -50,8 +50,8 @@ class Comparison(NamedTuple):
 
 def same_host(pair: Comparison) -> Iterator[Diagnostic]:
     """A snapshot of the present host: libvirt refuses to migrate a domain to where it runs."""
-    boot = pair.target.boot_id
-    if boot is None or boot != pair.context.host.boot_id:
+    boot = pair.target.kernel.boot_id
+    if boot is None or boot != pair.context.host.kernel.boot_id:
         return
     yield finding(
         "migration-same-host",
@@ -170,9 +170,9 @@ def cpu(pair: Comparison) -> Iterator[Diagnostic]:
     """Another architecture or maker never fits; passed-through CPUs need the same model."""
     here, there = pair.context.host, pair.target
     for what, one, other in (
-        ("architecture", here.architecture, there.architecture),
-        ("CPU vendor", here.cpu_vendor, there.cpu_vendor),
-        ("CPU address width", here.cpu_address_bits, there.cpu_address_bits),
+        ("architecture", here.kernel.architecture, there.kernel.architecture),
+        ("CPU vendor", here.kernel.cpu_vendor, there.kernel.cpu_vendor),
+        ("CPU address width", here.kernel.cpu_address_bits, there.kernel.cpu_address_bits),
     ):
         if one is None or other is None or one == other:
             continue

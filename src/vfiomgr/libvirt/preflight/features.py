@@ -214,7 +214,7 @@ def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
             f"{hostdev.name} uses driver {model}, which this kernel does not have",
             (
                 context.cite(hostdev, f"<driver model='{model}'>"),
-                f"modules of {context.host.kernel_release}: {', '.join(known) or 'none'}",
+                f"modules of {context.host.kernel.release}: {', '.join(known) or 'none'}",
             ),
             "with managed='yes' libvirt loads that module and binds the device to it",
             f"write an available driver in line {hostdev.line}, or omit model: libvirt then "

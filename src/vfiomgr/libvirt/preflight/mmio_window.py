@@ -82,7 +82,7 @@ def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
         if domain.kind == _SOFTWARE:
             return _USUAL_BITS, f"<domain type='{_SOFTWARE}'>: QEMU's {_USUAL_BITS} bits"
         return _USUAL_BITS, f"no <maxphysaddr>: QEMU's {_USUAL_BITS} bits"
-    width = host.cpu_address_bits
+    width = host.kernel.cpu_address_bits
     if width is None:
         return None, ""
     limited = min(width, domain.cpu.physical_bits_limit or width)
@@ -108,7 +108,7 @@ def _highest_address(context: PreflightContext) -> int:
 
 
 def _end_of_memory(context: PreflightContext, hole: int) -> int:
-    is_amd = context.host.cpu_vendor == _AMD and context.domain.kind == "kvm"
+    is_amd = context.host.kernel.cpu_vendor == _AMD and context.domain.kind == "kvm"
     memory = context.domain.memory.total_bytes
     return memory_end(memory, hole, is_q35=_is_q35(context), is_amd=is_amd)
 
@@ -178,7 +178,7 @@ def _window(context: PreflightContext, bits: int) -> tuple[int, str]:
     """The size of the window for BARs, and its evidence."""
     domain, host = context.domain, context.host
     if domain.firmware == "efi":
-        vendor = host.cpu_vendor if domain.kind != _SOFTWARE else _AMD
+        vendor = host.kernel.cpu_vendor if domain.kind != _SOFTWARE else _AMD
         own = ovmf_window(bits, vendor)
         shown = f"OVMF uses {shown_size(own)} by default with {bits} bits (since 2022.11)"
         written = max(_written(domain.qemu_arguments), default=(0, ""))
@@ -197,7 +197,7 @@ def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
     """How to enlarge the window; addresses as wide as the host's come first."""
     if context.domain.firmware != "efi":
         return _wider(context, needed * 2) or "assign fewer of these devices to the domain"
-    width, vendor = context.host.cpu_address_bits, context.host.cpu_vendor
+    width, vendor = context.host.kernel.cpu_address_bits, context.host.kernel.cpu_vendor
     if width is not None and needed <= ovmf_window(width, vendor):
         wider = _wider(context, needed)
         if wider:
@@ -215,7 +215,7 @@ def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
 
 def _wider(context: PreflightContext, needed: int) -> str:
     """Addresses as wide as the host's, if that is enough."""
-    width = context.host.cpu_address_bits
+    width = context.host.kernel.cpu_address_bits
     if has_host_bits(context) or context.domain.kind == _SOFTWARE:
         return ""
     if width is not None and needed > 1 << width:
@@ -232,7 +232,7 @@ def _wider(context: PreflightContext, needed: int) -> str:
 
 def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
-    bits, width = context.domain.cpu.physical_bits, context.host.cpu_address_bits
+    bits, width = context.domain.cpu.physical_bits, context.host.kernel.cpu_address_bits
     if bits is None or width is None or bits <= width:
         return
     line = context.domain.line("cpu/maxphysaddr")

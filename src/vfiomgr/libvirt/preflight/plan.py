@@ -81,7 +81,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
 def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
     if context.host.topology is None:
         yield "NUMA nodes and huge pages: not in the snapshot"
-    if context.host.cpu_address_bits is None and mmio_window.has_host_bits(context):
+    if context.host.kernel.cpu_address_bits is None and mmio_window.has_host_bits(context):
         yield "whether the BARs fit: the address width of the host is unknown"
     yield from platform.unseen_widths(context)
 

@@ -91,7 +91,7 @@ def no_kvm(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "unsupported configuration: Emulator … does not support virt type 'kvm'"."""
-    own, wanted = context.host.architecture, context.domain.architecture
+    own, wanted = context.host.kernel.architecture, context.domain.architecture
     if own is None or wanted is None or context.domain.kind != "kvm":
         return
     if wanted == own or wanted in _WITH_KVM.get(own, ()):
@@ -334,7 +334,7 @@ def _host_width(context: PreflightContext) -> tuple[str, int] | None:
 def unseen_widths(context: PreflightContext) -> Iterator[str]:
     """What is not compared: an unknown width, or units of which a device may be behind any."""
     asked, widths = _asked_width(context) or 0, _host_widths(context).values()
-    is_intel = context.host.cpu_vendor == _INTEL_CPU
+    is_intel = context.host.kernel.cpu_vendor == _INTEL_CPU
     if is_intel and asked > _NARROW and not widths:
         yield "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"
     if widths and min(widths) < asked <= max(widths):

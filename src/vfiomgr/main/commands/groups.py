@@ -89,7 +89,7 @@ def _iommu_document(host: HostSnapshot, off: Diagnostic | None) -> dict[str, Any
         "is_on": host.iommu.is_on if host.iommu.is_known else None,
         "finding": off.summary if off else None,
         "remedy": off.remedy if off else None,
-        "acs_override": acs_override_words(host.kernel_command_line),
+        "acs_override": acs_override_words(host.kernel.command_line),
     }
 
 
@@ -97,7 +97,7 @@ def _tell_of_host(host: HostSnapshot, off: Diagnostic | None) -> None:
     """Say why there are no groups, or why they are not what they seem."""
     if not host.devices:
         note_no_devices(host)
-    if pretended := acs_override_words(host.kernel_command_line):
+    if pretended := acs_override_words(host.kernel.command_line):
         note(
             f"groups may be smaller than what the hardware isolates: {' '.join(pretended)} is on "
             "the kernel command line (see vfiomgr check)"

@@ -40,7 +40,7 @@ def impossible(
         yield blocker(
             "quota-unavailable",
             device,
-            f"xe of this kernel ({host.kernel_release or 'before 6.19'}) has quotas only in "
+            f"xe of this kernel ({host.kernel.release or 'before 6.19'}) has quotas only in "
             "debugfs, where setting one stops the driver from assigning the other resources of a "
             "virtual function",
             "xe supports time and priority since Linux 6.19, memory since 7.0; " + _without(device),

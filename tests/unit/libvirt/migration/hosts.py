@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.libvirt.preflight.situations import NODES, function, host
 from tests.unit.vgpus import a40_type, add_divided_gpu
 from vfiomgr.pci.drivers import VfioVariant
@@ -78,7 +79,7 @@ def network_host(*functions: PciDevice, **changes: Any) -> HostSnapshot:
 
 def vgpu_host(*sizes: int, version: str = "580.65", **changes: Any) -> HostSnapshot:
     """A host with an A40 and a vGPU of each of these sizes."""
-    bare = replace(host(), vgpu_parents=(), vgpus=())
+    bare = with_facts(host(), vgpu_parents=(), vgpus=())
     known = add_divided_gpu(bare, 9, tuple(map(a40_type, sizes)), functions=4)
     modules = (ModuleVersion("nvidia", version), ModuleVersion("nvidia_vgpu_vfio", version))
     common = {
@@ -89,4 +90,4 @@ def vgpu_host(*sizes: int, version: str = "580.65", **changes: Any) -> HostSnaps
         "cpu_vendor": "AuthenticAMD",
         "boot_id": f"boot {next(_BOOTS)}",
     }
-    return replace(known, **{**common, **changes})
+    return with_facts(known, **{**common, **changes})

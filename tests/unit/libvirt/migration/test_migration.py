@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.libvirt.migration.hosts import (
     MLX5,
     OTHER_VF,
@@ -210,7 +211,7 @@ def test_vgpus() -> None:
     seen = vgpu_host(2)
     (vgpu,) = (one for one in seen.vgpus if one.name == UUID)
     assert vgpu_migratability(seen, vgpu).is_possible
-    old = replace(seen, kernel_release="5.15.0-91-generic")
+    old = with_facts(seen, kernel_release="5.15.0-91-generic")
     assert vgpu_migratability(old, vgpu).is_possible is False
     gvt = Vgpu(UUID, "mdev", "p", "i915-GVTg_V5_4", None, "vfio_mdev", 7, None, None)
     assert vgpu_migratability(seen, gvt).is_possible is False
@@ -241,7 +242,7 @@ def test_what_its_host_prevents() -> None:
     ]
     assert rules(report(xml(NVME, ports=""), seen)) == ["migration-disk"]
     sample = vgpu_host(2)
-    unknown = replace(sample, vgpus=tuple(replace(v, driver="new") for v in sample.vgpus))
+    unknown = with_facts(sample, vgpus=tuple(replace(v, driver="new") for v in sample.vgpus))
     assert rules(report(ONE_VGPU, unknown)) == ["migration-unknown"]
 
 
@@ -448,7 +449,7 @@ def test_a_node_that_the_domain_is_bound_to_or_the_only_one_is_not_told(
 
 def test_the_numa_node_of_a_vgpu_is_that_of_its_gpu() -> None:
     here, there = vgpu_host(2), vgpu_host(2)
-    far = replace(there, devices=tuple(replace(d, numa_node=1) for d in there.devices))
+    far = with_facts(there, devices=tuple(replace(d, numa_node=1) for d in there.devices))
     (note,) = (f for f in target(ONE_VGPU, here, far).report.findings if f.rule == "migration-numa")
     assert f"{UUID} on 1 instead of " in note.summary
 
@@ -459,11 +460,11 @@ def test_a_counterpart_that_must_be_bound() -> None:
     assert rules(found) == ["migration-not-ready"]
     (finding,) = (one for one in found.report.findings if one.rule == "migration-not-ready")
     assert finding.remedy == f"on that host: vfiomgr bind {VF} --driver mlx5_vfio_pci"
-    old = replace(there, variants=(), vfio_modules=("vfio_pci",))
+    old = with_facts(there, variants=(), vfio_modules=("vfio_pci",))
     found = target(ONE_VF, network_host(), old)
     assert rules(found) == ["migration-no-place"]
     assert "needs mlx5_vfio_pci, which the kernel 6.18.3 does not have" in found.places[0].text
-    unread = replace(there, variants=(), vfio_modules=("mlx5_vfio_pci", "vfio_pci"))
+    unread = with_facts(there, variants=(), vfio_modules=("mlx5_vfio_pci", "vfio_pci"))
     assert rules(target(ONE_VF, network_host(), unread)) == ["migration-not-ready"]
 
 
@@ -507,7 +508,7 @@ def test_what_a_start_there_would_find_is_told() -> None:
         network(VF, iommu_group=7), network(OTHER_VF, driver="nvme", iommu_group=7)
     )
     assert "group-not-viable" in rules(target(ONE_VF, sound, apart))
-    one_node = replace(sound, topology=replace(NODES, nodes=NODES.nodes[:1]))
+    one_node = with_facts(sound, topology=replace(NODES, nodes=NODES.nodes[:1]))
     far = ONE_VF.replace("nodeset='0'", "nodeset='1'")
     assert rules(target(far, sound, one_node)) != []
 
@@ -531,17 +532,17 @@ def test_a_mediated_device_becomes_a_virtual_function_from_11_0_on() -> None:
     here = vgpu_host(2)
     vendor = host(guest_support=support(migration=None), topology=here.topology, users=())
     made = Vgpu(None, "vendor-vfio", VENDOR_VF, "558", "NVIDIA A40-2Q", "nvidia", 66, "vfio7", None)
-    there = replace(vendor, vgpus=(made,), cpu_vendor="AuthenticAMD")
+    there = with_facts(vendor, vgpus=(made,), cpu_vendor="AuthenticAMD")
     assert rules(target(ONE_VGPU, here, there)) == []
-    old = replace(there, guest_support=support(migration=None, libvirt="10.10.0"))
+    old = with_facts(there, guest_support=support(migration=None, libvirt="10.10.0"))
     assert rules(target(ONE_VGPU, here, old)) == ["migration-family", "migration-older-libvirt"]
 
 
 def test_a_snapshot_of_the_same_host_is_no_target() -> None:
-    here = replace(network_host(), boot_id="e5a0")
+    here = with_facts(network_host(), boot_id="e5a0")
     assert rules(target(ONE_VF, here, here)) == ["migration-same-host"]
-    assert rules(target(ONE_VF, here, replace(here, boot_id="77c1"))) == []
-    unknown = replace(here, boot_id=None)
+    assert rules(target(ONE_VF, here, with_facts(here, boot_id="77c1"))) == []
+    unknown = with_facts(here, boot_id=None)
     assert rules(target(ONE_VF, unknown, unknown)) == []
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
-from tests.unit.devices import agent_of
+from tests.unit.devices import agent_of, with_facts
 from tests.unit.libvirt.preflight.cases import Case, Side
 from tests.unit.libvirt.preflight.situations import (
     BOTH,
@@ -67,7 +67,7 @@ def vgpu_host(
     plain = host()
     kind = describe_type("nvidia-558", "NVIDIA A40-2Q", None, api)
     parents = (replace(plain.vgpu_parents[0], types=(kind,)), plain.vgpu_parents[1])
-    return replace(
+    return with_facts(
         plain,
         vgpu_parents=parents,
         vgpus=plain.vgpus if is_active else plain.vgpus[1:],
@@ -77,14 +77,14 @@ def vgpu_host(
 
 def untyped() -> HostSnapshot:
     plain = host()
-    return replace(plain, vgpus=plain.vgpus[:1])
+    return with_facts(plain, vgpus=plain.vgpus[:1])
 
 
 def function_of_vgpus(*, carries: bool) -> HostSnapshot:
     """With a virtual function whose driver makes mediated devices of it, or of which it has."""
     virtual = function(MDEV_VF, driver="nvidia", physical_function=PciAddress(0, 0x42, 0, 0))
     plain = host(virtual)
-    return plain if carries else replace(plain, vgpus=plain.vgpus[1:])
+    return plain if carries else with_facts(plain, vgpus=plain.vgpus[1:])
 
 
 def switched(*, taken: int) -> HostSnapshot:
@@ -420,7 +420,7 @@ CASES = [
         "iommu",
         "blocker",
         Side(
-            host=replace(
+            host=with_facts(
                 host(replace(GPU, iommu_group=None), replace(SOUND, iommu_group=None)),
                 iommu=IommuState((), ("DMAR",), False),  # noqa: FBT003
             )

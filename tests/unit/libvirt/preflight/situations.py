@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.preflight.plan import preflight
@@ -84,7 +84,7 @@ def host(*changed: PciDevice, without: Iterable[str] = (), **changes: Any) -> Ho
         Vgpu(UUID, "mdev", "0000:42:00.4", kind.id, kind.name, "nvidia", 90, None, 0),
         Vgpu(None, "vendor-vfio", VF, "1148", None, "nvidia", 66, "vfio7", 0),
     )
-    whole = replace(
+    whole = with_facts(
         host_of(*kept),
         vgpu_parents=parents,
         vgpus=vgpus,
@@ -94,7 +94,7 @@ def host(*changed: PciDevice, without: Iterable[str] = (), **changes: Any) -> Ho
         variants=(MLX5_VFIO,),
         vfio_modules=("vfio_pci", "mlx5_vfio_pci"),
     )
-    return replace(whole, **changes)
+    return with_facts(whole, **changes)
 
 
 # The domain, as text: parts that tests exchange.

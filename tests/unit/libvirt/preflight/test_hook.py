@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.libvirt.preflight.situations import (
     BOTH,
     GPU,
@@ -82,7 +83,7 @@ def test_the_hook_starts_vgpus_that_are_defined(*, is_defined: bool) -> None:
     definition = VgpuDefinition("0000:42:00.4", UUID, "nvidia-558")
     file = TextFile(str(definition.path), render_definition(definition))
     there = host(vgpus=(), files=INSTALLED)
-    facts = replace(there, definitions=DefinitionFacts(files=(file,) if is_defined else ()))
+    facts = with_facts(there, definitions=DefinitionFacts(files=(file,) if is_defined else ()))
     expected = [] if is_defined else ["vgpu-missing"]
     assert troubles(judge(marked(MDEV_ELEMENT), facts)) == expected
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.libvirt.preflight import situations as good
 from tests.unit.libvirt.preflight.guest_cases import CELLS, MEMNODES
 from tests.unit.libvirt.preflight.situations import (
@@ -369,7 +369,9 @@ def test_what_could_not_be_looked_at_is_told() -> None:
         NIC_ELEMENT.replace("<source>", "<rom file='/x.rom'/><source>"),
         cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
     )
-    blind = replace(host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None)
+    blind = with_facts(
+        host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None
+    )
     report = of(domain(text), blind)
     for words in ("other domains", "limits", "NUMA", "BARs", "ROM"):
         assert words in " ".join(report.not_checked)
@@ -586,7 +588,7 @@ def test_a_cdev_counts_before_the_kernels_configuration(config: dict[str, str]) 
     snapshot = with_iommufd()
     assert snapshot.readiness is not None
     known = replace(snapshot.readiness, config=config, config_source="/boot/config")
-    report = judge(xml(GROUPS), replace(snapshot, readiness=known), libvirt())
+    report = judge(xml(GROUPS), with_facts(snapshot, readiness=known), libvirt())
     found = good.found(report, "iommufd-possible")
     assert found is not None
     assert "/dev/vfio/devices/vfio0 exists" in found.evidence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.libvirt.domains import EMPTY, hypervisor, with_ports
 from tests.unit.libvirt.domains import known as known_domain
 from tests.unit.libvirt.preflight.situations import (
@@ -139,7 +140,7 @@ def test_it_is_listed_with_its_domain() -> None:
 def test_it_comes_and_goes_as_a_disk_alone() -> None:
     given = replace(with_ports(EMPTY, 1, 2), hostdevs=domain(xml(disk())).hostdevs)
     owner = known_domain(None, given)
-    snapshot = replace(host(SSD), users=())
+    snapshot = with_facts(host(SSD), users=())
     scope = Scope(live=False, config=True)
     said = f"{ADDRESS} is the NVMe controller of the disk vda of win"
     with pytest.raises(Refusal, match=said) as refused:
@@ -156,7 +157,7 @@ def test_it_comes_and_goes_as_a_disk_alone() -> None:
 def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:
     other = replace(EMPTY, name="db", uuid=OTHER, hostdevs=domain(xml(disk())).hostdevs)
     owner = known_domain(with_ports(EMPTY, 1, 2), with_ports(EMPTY, 1, 2))
-    snapshot = replace(host(SSD), users=())
+    snapshot = with_facts(host(SSD), users=())
     busy = known_domain(other, other, name="db")
     with pytest.raises(Refusal, match=f"{ADDRESS} is in use by the running domain db"):
         plan_attach(

@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, bar, gpu, planned, two_sockets
 from tests.unit.libvirt.preflight import situations as good
 from tests.unit.libvirt.preflight.situations import libvirt, of, troubles
@@ -37,8 +38,10 @@ def test_a_domain_that_is_printed_has_room_for_what_it_gets(
         replace(gpu(name, group, 0), bars=(bar(size * GIB, index=1),))
         for name, group, size in zip((GPU, NEAR, FAR), (10, 11, 12), sizes, strict=True)
     )
-    host = replace(two_sockets(*changed), topology=None, cpu_address_bits=bits, cpu_vendor=vendor)
-    host = replace(host, devices=tuple({d.address: d for d in host.devices}.values()))
+    host = with_facts(
+        two_sockets(*changed), topology=None, cpu_address_bits=bits, cpu_vendor=vendor
+    )
+    host = with_facts(host, devices=tuple({d.address: d for d in host.devices}.values()))
     try:
         plan = planned(
             *sorted(names),
@@ -74,8 +77,10 @@ def test_a_guest_on_two_nodes_is_told_where_its_devices_are(viommu: str | None) 
 
 def test_a_window_that_is_full_to_the_brim_has_no_room_for_disks() -> None:
     """Devices that QEMU emulates have 64-bit BARs behind ports as well."""
-    host = replace(two_sockets(), devices=(replace(gpu(GPU, 10), bars=(bar(64 * GIB, index=1),)),))
-    host = replace(host, cpu_address_bits=39, cpu_vendor="GenuineIntel")
+    host = with_facts(
+        two_sockets(), devices=(replace(gpu(GPU, 10), bars=(bar(64 * GIB, index=1),)),)
+    )
+    host = with_facts(host, cpu_address_bits=39, cpu_vendor="GenuineIntel")
     plan = planned(GPU, host=host, disks=(GuestDisk("/a", "raw"),), networks=(NETWORK,))
     assert plan.cpus.aperture_mib == 128 << 10
 
@@ -108,10 +113,10 @@ def test_ovmf_has_the_window_that_it_is_known_to_take(
 
 @pytest.mark.parametrize("kind", ["kvm", "qemu"])
 def test_memory_beyond_the_last_address_is_refused(kind: str) -> None:
-    host = replace(two_sockets(), topology=None, cpu_address_bits=40)
+    host = with_facts(two_sockets(), topology=None, cpu_address_bits=40)
     with pytest.raises(Refusal, match="only 40 address bits") as refused:
         planned(AUDIO, host=host, memory_bytes=1024 * GIB, kind=kind)
     assert ("or use KVM" in refused.value.hint) is (kind == "qemu")
-    amd = replace(host, cpu_vendor="AuthenticAMD")
+    amd = with_facts(host, cpu_vendor="AuthenticAMD")
     with pytest.raises(Refusal, match=r"end at 1\.\d+ TiB|end at 20\d\d GiB"):
         planned(AUDIO, host=amd, memory_bytes=985 * GIB, kind="kvm")

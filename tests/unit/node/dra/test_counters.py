@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import GPUS, l40s_host
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.node.dra.scheduling import NODE, Allocated, candidates, filled, found, mdev, names
 from tests.unit.node.made import unit
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, instance, vgpu_host
@@ -40,7 +40,7 @@ EVERYTHING = {"functions": 32, "memory": 48 * GIB}
 
 def mixed(host: HostSnapshot) -> HostSnapshot:
     """The host with its GPU in heterogeneous mode."""
-    return replace(host, gpu_modes=(MIXED,))
+    return with_facts(host, gpu_modes=(MIXED,))
 
 
 def claimed(*devices: str) -> Allocated:
@@ -169,7 +169,7 @@ def test_functions_that_lost_their_driver_are_not_counted() -> None:
     host = vgpu_host((), functions=4)
     gone = host.vgpu_parents[0].name
     devices = tuple(replace(d, driver=None) if str(d.address) == gone else d for d in host.devices)
-    pool = only(pools(replace(host, devices=devices), found(), NODE))
+    pool = only(pools(with_facts(host, devices=devices), found(), NODE))
     assert total(pool)["functions"] == 3
 
 
@@ -179,7 +179,7 @@ def test_the_function_of_a_created_vgpu_is_counted_even_if_it_lost_its_driver() 
     devices = tuple(
         replace(d, driver=None) if str(d.address) == vgpu.parent else d for d in host.devices
     )
-    host = replace(host, devices=devices)
+    host = with_facts(host, devices=devices)
     own = {vgpu.name: (POOL, f"{PREFIX}-16q-0")}
     assert total(only(pools(host, found(), NODE)))["functions"] == 3
     pool = only(pools(host, found(), NODE, allocated=claimed("16q-0"), created=own))
@@ -198,16 +198,16 @@ def test_a_gpu_without_free_functions_offers_nothing() -> None:
     devices = tuple(
         replace(d, driver=None) if d.physical_function is not None else d for d in host.devices
     )
-    assert pools(replace(host, devices=devices), found(), NODE) == ()
+    assert pools(with_facts(host, devices=devices), found(), NODE) == ()
 
 
 def test_types_for_gpu_instances_are_not_offered_without_mig() -> None:
     kind = describe_type("nvidia-474", "GRID A100-1-5C", "framebuffer=4096M, max_instance=7")
     host = add_divided_gpu(host_of(), 1, types=(kind, a40_type(4)))
     assert names(pools(host, found(), NODE)) == {POOL: [f"{PREFIX}-4q-0"]}
-    unknown = replace(host, gpu_modes=(replace(MIXED, mig=True, heterogeneous=None),))
+    unknown = with_facts(host, gpu_modes=(replace(MIXED, mig=True, heterogeneous=None),))
     assert pools(unknown, found(), NODE) == (), "its GPU instances are not known"
-    active = replace(host, vgpus=(instance(host.vgpu_parents[0].name, kind, 1),))
+    active = with_facts(host, vgpus=(instance(host.vgpu_parents[0].name, kind, 1),))
     assert pools(active, found(), NODE) == (), "it is in MIG mode"
 
 
@@ -239,7 +239,7 @@ MTTY = (
 
 def undivided(name: str, kinds: tuple[VgpuType, ...], available: tuple[int, ...]) -> HostSnapshot:
     parent = VgpuParent(name, f"/sys/{name}", "mdev", name, name, kinds, available)
-    return replace(host_of(), vgpu_parents=(parent,))
+    return with_facts(host_of(), vgpu_parents=(parent,))
 
 
 def test_a_driver_that_divides_memory_mixes_its_types() -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import l40s_host, t4_host, xe_host
+from tests.unit.devices import with_facts
 from tests.unit.node.dra.scheduling import NODE, candidates, filled, found, names
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import a40_type, vgpu_host
@@ -45,7 +46,7 @@ def single(host: HostSnapshot) -> NodeUnit:
 
 
 def test_a_device_for_passthrough_is_in_the_pool_of_the_node() -> None:
-    host = replace(
+    host = with_facts(
         node_of(A40, AUDIO),
         links=(PciLink(A40.address, speed=2.5, width=16, max_speed=16.0, max_width=16),),
     )
@@ -157,7 +158,7 @@ def test_the_root_of_all_devices_is_the_one_of_kubernetes() -> None:
     """`pci<domain>:<bus>`, whatever a device tree has above it."""
     host = vgpu_node()
     below = [replace(d, bridge_path=f"platform/1.pcie/{d.bridge_path}") for d in host.devices]
-    pool = published(replace(host, devices=tuple(below)))[GPU_POOL]
+    pool = published(with_facts(host, devices=tuple(below)))[GPU_POOL]
     roots = {device.attributes["resource.kubernetes.io/pcieRoot"] for device in pool.devices}
     assert (len(pool.devices), roots) == (2, {"pci0000:40"})
 

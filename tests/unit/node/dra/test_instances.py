@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.fakes.nvidia.cards import RTX_PRO_6000
 from tests.fakes.vgpu_hosts import mig_host
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.node.dra.scheduling import NODE, Allocated, candidates, filled, found
 from tests.unit.partitions import A100, instance, partition
 from tests.unit.vgpus import add_divided_gpu
@@ -63,7 +63,7 @@ def a100(there: GpuPartition | None = None, made: Mapping[int, int] | None = Non
         )
         for place, number in enumerate(made or {})
     )
-    return replace(host, gpu_modes=(MODE,), gpu_partitions=(known,), vgpus=vgpus)
+    return with_facts(host, gpu_modes=(MODE,), gpu_partitions=(known,), vgpus=vgpus)
 
 
 def kind_of(profile: int) -> VgpuType:
@@ -167,7 +167,7 @@ def test_a_created_vgpu_whose_instance_is_not_reported_has_one_of_its_profile() 
     there = partition(instance("1g.5gb", 2, 9))
     host = a100(there, {9: 19})
     vgpu = replace(host.vgpus[0], gpu_instance=None)
-    pool = published(replace(host, vgpus=(vgpu,)), ["1-5c-6"], {vgpu.name: "1-5c-6"})
+    pool = published(with_facts(host, vgpus=(vgpu,)), ["1-5c-6"], {vgpu.name: "1-5c-6"})
     assert free_slices(pool) == set(range(8)) - {2}
 
 
@@ -181,8 +181,8 @@ def test_a_vgpu_of_somebody_else_takes_its_slices_and_a_function() -> None:
 def test_nothing_is_offered_where_a_vgpu_cannot_be_placed() -> None:
     host = a100(partition(instance("3g.20gb", 4, 9)), {9: 9})
     vgpu = replace(host.vgpus[0], gpu_instance=5)
-    assert pools(replace(host, vgpus=(vgpu,)), found(), NODE) == ()
-    known = published(replace(host, vgpus=(vgpu,)), ["1-5c-0"])
+    assert pools(with_facts(host, vgpus=(vgpu,)), found(), NODE) == ()
+    known = published(with_facts(host, vgpus=(vgpu,)), ["1-5c-0"])
     assert [device.name for device in known.devices] == [f"{PREFIX}-1-5c-0"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kubernetes_validate import utils
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of
+from tests.unit.devices import host_of, with_facts
 from tests.unit.node.dra.scheduling import NODE, found
 from tests.unit.node.made import A40, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import MEMORY, a40_type, add_divided_gpu
@@ -214,7 +214,7 @@ def dgx(*, is_mixed: bool) -> HostSnapshot:
         host = add_divided_gpu(host, bus, types=TYPES)
     names = (f"0000:{bus:02x}:00.0" for bus in range(1, 17))
     modes = (GpuMode(n, heterogeneous=is_mixed, mig=False, framebuffer=MEMORY) for n in names)
-    return replace(host, gpu_modes=tuple(modes))
+    return with_facts(host, gpu_modes=tuple(modes))
 
 
 _CALLS = 600

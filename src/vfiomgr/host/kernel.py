@@ -1,0 +1,96 @@
+"""The kernel of a host and its processors: the facet `host.kernel`."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from vfiomgr.paths import ACPI_TABLES, BOOT_ID, MODULE_DIRECTORIES, HostPath
+from vfiomgr.units import Version
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+
+_RELEASE = HostPath("/proc/sys/kernel/osrelease")
+_ARCHITECTURES = (
+    ("flags", "x86_64"),
+    ("CPU implementer", "aarch64"),
+    ("isa", "riscv64"),
+    ("cpu", "ppc64le"),
+)
+"""Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
+_BY_TABLE = {"DMAR": "x86_64", "IVRS": "x86_64", "IORT": "aarch64", "GTDT": "aarch64"}
+"""ACPI tables of one architecture: Arm's are for its IOMMUs and its timers (drivers/acpi/arm64)."""
+_BY_RELEASE = {
+    "amd64": "x86_64",
+    "x86_64": "x86_64",
+    "arm64": "aarch64",
+    "aarch64": "aarch64",
+    "riscv64": "riscv64",
+    "ppc64le": "ppc64le",
+    "powerpc64le": "ppc64le",
+}
+"""Words in the releases of distributions' kernels, as in `6.1.0-13-arm64`."""
+
+
+class KernelFacts(
+    Value, rename={"release": "kernel_release", "command_line": "kernel_command_line"}
+):
+    """The running kernel and its processors."""
+
+    release: str | None
+    command_line: str | None
+    boot_id: str | None
+    cpu_vendor: str | None
+    cpu_address_bits: int | None = None
+    """The physical address width of an x86 CPU; None for other CPUs."""
+    architecture: str | None = None
+    """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
+
+    @property
+    def version(self) -> Version | None:
+        """The version of the kernel, if it is known."""
+        release = self.release or ""
+        return Version.parse(release) if release[:1].isdecimal() else None
+
+
+def read_kernel(tree: HostTree) -> KernelFacts:
+    """Read the facet."""
+    cpu = _cpu(tree)
+    return KernelFacts(
+        release=tree.read(_RELEASE),
+        command_line=tree.read(HostPath("/proc/cmdline")),
+        boot_id=tree.read(BOOT_ID),
+        cpu_vendor=cpu.get("vendor_id"),
+        cpu_address_bits=_address_bits(cpu),
+        architecture=_architecture(tree, cpu),
+    )
+
+
+def _cpu(tree: HostTree) -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo."""
+    first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _architecture(tree: HostTree, cpu: dict[str, str]) -> str | None:
+    """The CPU architecture; of a recording without CPUs, by its firmware or its kernels.
+
+    Installed kernels only count if the running one is unknown; None if they differ.
+    """
+    known = next((name for key, name in _ARCHITECTURES if key in cpu), None)
+    if known is not None or tree.is_live:
+        return known
+    running = tree.read(_RELEASE)
+    releases = [running] if running else chain.from_iterable(map(tree.children, MODULE_DIRECTORIES))
+    by_table = {a for table, a in _BY_TABLE.items() if tree.exists(ACPI_TABLES / table)}
+    found = by_table or {a for text in releases for word, a in _BY_RELEASE.items() if word in text}
+    return found.pop() if len(found) == 1 else None
+
+
+def _address_bits(cpu: dict[str, str]) -> int | None:
+    """From `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
+    bits = cpu.get("address sizes", "").partition(" ")[0]
+    return int(bits) if bits.isdecimal() else None
