@@ -22,7 +22,7 @@ UNIT = ("tests/unit",)
 LIBVIRT = ("tests/integration", "-k", "libvirt")
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _LISTS = ("tools/packages-run.txt", "tools/packages-dev.txt", "tests/lab/packages.txt")
-_LEFT_OUT = frozenset({"chromium", "chromium-driver", "containerd", "graphviz", "lintian", "runc"})
+_LEFT_OUT = frozenset({"chromium", "chromium-driver", "containerd", "lintian", "runc"})
 """Only tests that neither Python's release nor libvirt's concerns use them."""
 _ENVIRONMENT = "/opt/vfiomgr-tests"
 _EXTRAS = ".[dev,libvirt,node,simulate]"

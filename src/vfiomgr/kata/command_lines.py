@@ -1,4 +1,4 @@
-"""Command lines of ctr, nerdctl, Podman and Docker that run a container in Kata with devices.
+"""Command lines of ctr, nerdctl and Docker that run a container in Kata with devices.
 
 docs/how-to and docs/install of Kata Containers; `ctr run --help`, `docker run --help`.
 """
@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vfiomgr.containers.oci import nodes as oci_nodes
-from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of as guest_devices
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
-    from vfiomgr.errors import Refusal
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.kata.model import KataInstallation, RuntimeName
     from vfiomgr.kata.settings import KataSettings
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-Tool = Literal["ctr", "nerdctl", "docker", "podman"]
+Tool = Literal["ctr", "nerdctl", "docker"]
 SHIM = "io.containerd.kata.v2"
 """The name by which containerd finds containerd-shim-kata-v2 in its PATH."""
 SHIM_PATH = "/opt/kata/bin/containerd-shim-kata-v2"
@@ -105,8 +104,6 @@ def command_for(request: RunRequest) -> RunCommand:
             return _nerdctl(request)
         case "docker":
             return _docker(request)
-        case "podman":
-            raise _no_podman(request)
 
 
 def _ctr(request: RunRequest) -> RunCommand:
@@ -203,22 +200,6 @@ def _check_cdevs(request: RunRequest) -> None:
             "3.31)"
         )
         refuse("kata-no-cdevs", release, message, "use the group: --node group")
-
-
-def _no_podman(request: RunRequest) -> Refusal:
-    """Refuse Podman: it runs OCI runtimes by their command line, which Kata lacks since 2.0."""
-    devices = shlex.join(_devices(request))
-    found = blocker(
-        "kata-podman",
-        "podman",
-        "Podman cannot start Kata: it calls runtimes with the OCI command line (create, start), "
-        "which Kata since 2.0, a containerd shim, does not have "
-        "(kata-containers/kata-containers#722)",
-        "use --with nerdctl (options like Podman's) or --with ctr (containerd only); without "
-        f"Kata, podman run {devices} {request.image} gives the device nodes to a container on "
-        "this kernel",
-    )
-    return refusal([found])
 
 
 def _short(version: Version) -> str:

@@ -275,7 +275,7 @@ class _RunOptions(TypedDict):
 @click.option(
     "--with",
     "tool",
-    type=click.Choice(["ctr", "nerdctl", "docker", "podman"]),
+    type=click.Choice(["ctr", "nerdctl", "docker"]),
     default="ctr",
     show_default=True,
     help="Use this tool to start the container.",
@@ -310,8 +310,7 @@ class _RunOptions(TypedDict):
 def command(session: Session, *, devices: tuple[str, ...], **options: Unpack[_RunOptions]) -> None:
     """Print a command that runs a Kata container with devices.
 
-    The command is printed on stdout, notes on stderr. Nothing is started. Podman cannot start Kata:
-    with it the exit status is 4, and the message says what works instead.
+    The command is printed on stdout, notes on stderr. Nothing is started.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
 """The PCI topology of a host as people draw it: NUMA nodes, root complexes, ports and functions.
 
 `tree_of` makes a tree of a snapshot, without asking the host; `model` folds what few people look
-for and puts the rest into words; `render` writes it as text, SVG, HTML or DOT.
+for and puts the rest into words; `render` writes it as text, SVG or HTML.
 """
 
 from typing import TYPE_CHECKING

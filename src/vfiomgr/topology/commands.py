@@ -18,18 +18,16 @@ from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
-from vfiomgr.topology.render import ASCII, BOXES, render_dot, render_html, render_svg, render_text
+from vfiomgr.topology.render import ASCII, BOXES, render_html, render_svg, render_text
 
 if TYPE_CHECKING:
     from vfiomgr.topology.model import Topology
 
-Form = Literal["tree", "svg", "html", "dot", "json", "yaml"]
+Form = Literal["tree", "svg", "html", "json", "yaml"]
 _BY_SUFFIX: dict[str, Form] = {
     ".svg": "svg",
     ".html": "html",
     ".htm": "html",
-    ".dot": "dot",
-    ".gv": "dot",
     ".json": "json",
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -76,7 +74,6 @@ def topology(
       vfiomgr topology
       vfiomgr topology 0000:04:00.0
       vfiomgr topology --output host.html   # one file for a browser, with a search
-      vfiomgr topology --format dot > host.dot
     """
     form = form or _usual_form(session, output)
     host = session.scan(with_users=True, with_links=True, purpose="picture")
@@ -109,7 +106,7 @@ def _usual_form(session: Session, output: str | None) -> Form:
         return session.format
     if known is None:
         message = f"no format for {suffix!r}"
-        remedy = "use .svg, .html, .dot, .json, .yaml or .txt, or pass --format"
+        remedy = "use .svg, .html, .json, .yaml or .txt, or pass --format"
         raise UsageError(message, remedy)
     return known
 
@@ -125,8 +122,6 @@ def _rendered(found: Topology, form: Form, *, unfold: bool) -> str:
             return render_svg(found, root, unfold=unfold)
         case "html":
             return render_html(found, root, unfold=unfold)
-        case "dot":
-            return render_dot(root, unfold=unfold)
     return render_text(root, unfold=unfold)
 
 

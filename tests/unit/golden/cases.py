@@ -237,7 +237,6 @@ HOST_SCENARIOS = (
         "topology",
         """
         topology 82:00.0
-        topology 82:00.0 --format dot
         topology 82:00.0 --output host.svg
         topology 99:00.0
         topology --root nowhere

@@ -111,11 +111,3 @@ def test_cdevs_need_a_kata_that_takes_them(
     with pytest.raises(Refusal) as refusal:
         command_for(asked)
     assert "--node group" in refusal.value.hint
-
-
-def test_podman_gets_an_answer_and_no_command() -> None:
-    with pytest.raises(Refusal) as refusal:
-        command_for(wanted("podman"))
-    assert "kata-containers#722" in refusal.value.message
-    assert "--with nerdctl" in refusal.value.hint
-    assert "podman run --device /dev/vfio/23 --device /dev/vfio/24 ubuntu" in refusal.value.hint

@@ -67,14 +67,6 @@ def test_docker_has_its_own_name_for_kata(run: Run, kernel: FakeKernel) -> None:
     assert "--runtime kata " in run(*ask).stdout
 
 
-def test_podman_is_refused_with_what_works(run: Run) -> None:
-    run("bind", GPU)
-    answer = run("kata", "run-command", GPU, "--with", "podman")
-    assert (answer.status, answer.stdout) == (4, "")
-    assert "#722" in answer.stderr
-    assert "--with nerdctl" in answer.stderr
-
-
 def test_a_mediated_device_is_refused_with_what_works(run: Run) -> None:
     uuid = run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small").stdout.strip()
     answer = run("kata", "run-command", uuid)

@@ -15,7 +15,7 @@ from vfiomgr.documents.text import printable
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
-from vfiomgr.topology.render import render_dot, render_html, render_svg, render_text
+from vfiomgr.topology.render import render_html, render_svg, render_text
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
@@ -25,8 +25,6 @@ MARKUP = (
     "<img src=x onerror=alert(1)><!-- {{ 7 * 7 }} {% raw %} &lt; \\N\\"
 )
 POISONS = {"markup": MARKUP, "controls": IN_JSON, "both": MARKUP + IN_JSON, "no text": "\x01\ufffe"}
-_NODE = re.compile(r'  n\d+ \[label="(?:[^"\\]|\\.)*"(?:, color=[a-z]+, penwidth=2)?\];')
-_EDGE = re.compile(r"  n\d+ -> n\d+;")
 
 
 def parsed(text: str) -> Any:
@@ -119,21 +117,6 @@ def test_the_svg_has_the_boxes_of_a_plain_one(named: HostSnapshot, poison: str) 
         assert len(list(made.iter(f"{{*}}{name}"))) == len(list(plain.iter(f"{{*}}{name}")))
     titles = " ".join(element.text or "" for element in made.iter("{*}title"))
     assert printable(poison) in titles
-
-
-def test_dot_has_the_lines_of_a_graph_alone(host: HostSnapshot) -> None:
-    text = render_dot(view(tree_of(host)), unfold=True)
-    require_harmless(text)
-    lines = text.splitlines()
-    assert lines[0] == "digraph topology {"
-    assert lines[-1] == "}"
-    assert all(_NODE.fullmatch(line) or _EDGE.fullmatch(line) for line in lines[3:-1])
-
-
-def test_dot_has_the_nodes_of_a_plain_one(named: HostSnapshot) -> None:
-    made, plain = (render_dot(view(tree_of(one)), unfold=True) for one in (named, vgpu_server()))
-    assert _EDGE.findall(made) == _EDGE.findall(plain)
-    assert len(made.splitlines()) == len(plain.splitlines())
 
 
 def test_json_has_the_names_as_they_are(host: HostSnapshot, poison: str) -> None:
