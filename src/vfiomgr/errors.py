@@ -211,7 +211,7 @@ def require_choice(option: str, value: str | None, choices: Sequence[str]) -> No
     """
     if value is not None and value not in choices:
         known = ", ".join(map(repr, choices))
-        message = f"{option}: {value!r} is not {'one of ' * (len(choices) > 1)}{known}"
+        message = f"{option}: {value!r} is not {'one of ' if len(choices) > 1 else ''}{known}"
         raise UsageError(message, "use one of them")
 
 

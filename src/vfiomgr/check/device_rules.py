@@ -196,7 +196,7 @@ def same_identifiers(host: HostSnapshot) -> Iterator[Diagnostic]:
                 "same-pci-ids",
                 "info",
                 f"{len(devices)} GPUs have the PCI IDs {vendor}:{model}",
-                tuple(f"{d}{', the console' * d.is_boot_display}" for d in devices),
+                tuple(f"{d}{', the console' if d.is_boot_display else ''}" for d in devices),
                 "binding by PCI IDs (vfio-pci.ids=, new_id) binds all of them",
                 "bind by address: vfiomgr bind ADDRESS",
             )

@@ -257,7 +257,7 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str
     slot = host.slot(first)
     blocking = blockers(host.group_members(first.iommu_group))
     shared = any(d not in slot and not d.is_bridge for d in blocking)
-    command = f"vfiomgr bind {first.address}{' --with-group' * shared}"
+    command = f"vfiomgr bind {first.address}{' --with-group' if shared else ''}"
     bind = f"before a guest starts: {command}"
     if first.driver == guards.GIM:
         bind = f"for virtual functions, {guards.GIM_OPTIONS}; for the entire GPU, {bind}"

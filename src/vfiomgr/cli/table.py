@@ -66,7 +66,7 @@ def lines_of(
     ellipsis: str = "…",
 ) -> Lines:
     """Align the cells of a table; with a `width`, make it fit where its fixed columns allow it."""
-    headings = [[column.heading for column in columns]] * with_headings
+    headings = [[column.heading for column in columns]] if with_headings else []
     if not (headings or rows):
         return Lines((), ())
     natural = [max(map(_width, cells)) for cells in zip(*headings, *rows, strict=True)]

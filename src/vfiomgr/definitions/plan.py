@@ -199,14 +199,15 @@ def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
     definition = _wanted(host, request, old)
     text = render_definition(definition)
     before = host.defined.file(definition.path)
+    changes = [] if before == text else [ReplaceFile(definition.path, before, text)]
     others = [d for d in host.vgpu_definitions if d.path != definition.path]
     part = exchange(host, [*others, definition], host.defined.gpus, request.program)
     return Plan(
         summary=f"define {definition}",
-        steps=(*([ReplaceFile(definition.path, before, text)] * (before != text)), *part.steps),
+        steps=(*changes, *part.steps),
         locks=(LOCK, f"vgpu-{request.name}"),
         notes=(*_notes(host, definition), *(part.notes if definition.autostart else ())),
-        already=(f"{definition} is already defined",) * (before == text),
+        already=() if changes else (f"{definition} is already defined",),
     )
 
 

@@ -198,7 +198,8 @@ def _unmixable(
             "no-virtual-functions",
             device,
             f"{device} has no virtual functions; it loses this mode when they are created",
-            f"set both: vfiomgr vgpu mode {device.address} vgpu{' --heterogeneous' * mixed}",
+            f"set both: vfiomgr vgpu mode {device.address} vgpu"
+            + (" --heterogeneous" if mixed else ""),
         )
 
 

@@ -119,7 +119,9 @@ def _check_space(host: HostSnapshot, request: GuestRequest, bits: int | None) ->
             f"{size(request.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} "
             f"end at {size(end)}, but the guest has only {bits} address bits ({size(1 << bits)})"
         )
-        remedy = "pass less --memory" + ", or use KVM" * (request.kind == "qemu")
+        remedy = (
+            "pass less --memory, or use KVM" if request.kind == "qemu" else "pass less --memory"
+        )
         refuse("address-space-too-small", request.name, message, remedy)
 
 
@@ -135,7 +137,7 @@ def _fitting(
             f"the guest has only {bits} address bits ({size(1 << (bits or 0))})"
         )
         remedy = "assign fewer of these devices, or pass less --memory"
-        remedy += ", or use KVM" * (request.kind == "qemu")
+        remedy += ", or use KVM" if request.kind == "qemu" else ""
         raise refusal([blocker("aperture-too-small", request.name, message, remedy)]) from None
 
 

@@ -104,7 +104,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
             *dict.fromkeys(one.summary for one in found),
             *_difference_notes(request, len(compared.differences), is_busy=bool(found)),
         ),
-        already=(f"the layout {name} is already installed",) * (not steps),
+        already=() if steps else (f"the layout {name} is already installed",),
     )
 
 

@@ -195,7 +195,8 @@ def _remedy(error: click.UsageError, context: click.Context) -> str:
         return f"did you mean {near}? {help_option}"
     if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
         names = ", ".join(context.command.list_commands(context))
-        alone = f" (or none: {context.command_path})" * context.command.invoke_without_command
+        is_optional = context.command.invoke_without_command
+        alone = f" (or none: {context.command_path})" if is_optional else ""
         return f"commands: {names}{alone}; {help_option}"
     example = _example(context, _parameter(error, context))
     return f"e.g. {example}; {help_option}" if example else help_option

@@ -196,7 +196,8 @@ class Sandboxes:
             left = last.pids & pids
             is_over = bool(left) and self._is_over(unit, replace(last, pids=left), now)
             named = ", ".join(map(str, sorted(left)))
-            return f"pod {last.pod} ended, and PID {named} still has {unit.id} open" * is_over
+            why = f"pod {last.pod} ended, and PID {named} still has {unit.id} open"
+            return why if is_over else ""
         if last.pod != pod or not last.guest or guest == last.guest:
             return ""
         if users and not guest:
@@ -207,7 +208,8 @@ class Sandboxes:
         is_over = bool(guest) or self._is_over(unit, last, now)
         if is_over and not guest:
             del self._known[unit.id]  # once for each guest
-        return f"guest {last.guest} of pod {pod} ended while the pod had {unit.id}" * is_over
+        why = f"guest {last.guest} of pod {pod} ended while the pod had {unit.id}"
+        return why if is_over else ""
 
     def _is_over(self, unit: NodeUnit, last: _Sandbox, now: float) -> bool:
         """Whether the time to settle is over; a later scan decides again."""

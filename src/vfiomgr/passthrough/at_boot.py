@@ -58,8 +58,15 @@ def reasons(
 def _command(request: Bind) -> str:
     """The command that binds the same functions in the same way at the next boot."""
     words = ["vfiomgr bind --at-boot", *map(str, request.addresses)]
-    words += [f"--driver {request.driver}"] * (request.driver is not None)
-    words += ["--function-only"] * request.only + ["--with-group"] * request.with_group
-    words += [f"--owner {request.owner.name}"] if request.owner is not None else []
+    if request.driver is not None:
+        words.append(f"--driver {request.driver}")
+    if request.only:
+        words.append("--function-only")
+    if request.with_group:
+        words.append("--with-group")
+    if request.owner is not None:
+        words.append(f"--owner {request.owner.name}")
     words += [f"--allow {name}" for name in sorted(request.allow)]
-    return " ".join([*words, *["--update-initramfs"] * request.update_initramfs])
+    if request.update_initramfs:
+        words.append("--update-initramfs")
+    return " ".join(words)

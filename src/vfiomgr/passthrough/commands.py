@@ -181,8 +181,9 @@ def bind(
 
 def _tell_undo(session: Session, request: steps.Bind) -> None:
     names = " ".join(str(address) for address in request.addresses)
-    whole = " --with-group" * request.with_group + " --forget" * request.persist
-    note(f"undo with: vfiomgr unbind {names}{whole}")
+    group = " --with-group" if request.with_group else ""
+    forget = " --forget" if request.persist else ""
+    note(f"undo with: vfiomgr unbind {names}{group}{forget}")
     if not request.persist and not is_kept(session, request.addresses):
         note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
@@ -271,7 +272,11 @@ def _move(
     moved = moved_functions(session, outcome)
     lines = [
         f"{one.address} is on {one.driver or 'no driver'}"
-        + (f", VFIO node{'s' * (len(one.nodes) > 1)}: {', '.join(one.nodes)}" if one.nodes else "")
+        + (
+            f", VFIO node{'s' if len(one.nodes) > 1 else ''}: {', '.join(one.nodes)}"
+            if one.nodes
+            else ""
+        )
         for one in moved
     ]
     about_files = (s for s in outcome.plan.steps if isinstance(s, ReplaceFile | RebuildInitramfs))

@@ -33,9 +33,9 @@ def how_to_bind(
     host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
 ) -> str:
     """Return the command that binds functions, or the remedies if it would be refused."""
-    command = (
-        f"vfiomgr bind {' '.join(str(d.address) for d in devices)}" + " --with-group" * with_group
-    )
+    command = f"vfiomgr bind {' '.join(str(d.address) for d in devices)}"
+    if with_group:
+        command += " --with-group"
     found = diagnostics_to_bind(host, devices, with_group=with_group)
     told = (d.hint for d in as_commands(found, f"run {command}"))
     return "; ".join(dict.fromkeys(told)) or command

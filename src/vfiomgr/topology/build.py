@@ -134,7 +134,7 @@ def _pruned(node: TopologyNode, wanted: Collection[str]) -> TopologyNode | None:
         return replace(node, is_selected=True)
     children = tuple(filter(None, (_pruned(child, wanted) for child in node.children)))
     virtual = sum(child.kind == "virtual-function" for child in node.children)
-    notes = (*node.notes, *[f"{virtual} VF{'s' * (virtual > 1)}"] * bool(virtual))
+    notes = (*node.notes, counted(virtual, "VF")) if virtual else node.notes
     return replace(node, children=children, notes=notes) if children else None
 
 

@@ -192,7 +192,7 @@ def summary(topology: Topology, root: Item) -> str:
     nodes = list(_nodes(topology.root))
     functions = sum(node.address is not None for node in nodes)
     vgpus = sum(node.kind == "vgpu" for node in nodes)
-    counts = [counted(functions, "PCI function"), *[counted(vgpus, "vGPU")] * bool(vgpus)]
+    counts = [counted(functions, "PCI function"), counted(vgpus, "vGPU") if vgpus else ""]
     return ", ".join(filter(None, (root.name, states[topology.is_iommu_on], *counts)))
 
 
@@ -325,7 +325,7 @@ def _of_virtual(nodes: Sequence[TopologyNode]) -> Iterator[str]:
         yield f"{count} on {printable(driver)}" if driver else f"{count} without driver"
     groups = {node.iommu_group for node in nodes if node.iommu_group is not None}
     if groups:
-        yield f"group{'s' * (len(groups) > 1)} {format_cpulist(groups)}"
+        yield f"group{'s' if len(groups) > 1 else ''} {format_cpulist(groups)}"
     vgpus = sum(child.kind == "vgpu" for node in nodes for child in node.children)
     if vgpus:
         yield counted(vgpus, "vGPU")

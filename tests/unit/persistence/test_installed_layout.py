@@ -59,7 +59,7 @@ def test_the_boot_comes_after_drivers_and_before_all_who_use_devices() -> None:
 
 
 def test_the_sandbox_lets_a_service_look_into_network_namespaces() -> None:
-    """Without it setns() fails, and a container's interface is missed (host/far_links.py)."""
+    """Without it setns() fails, and a container's interface is missed (host/bounded.py)."""
     sandbox = dict(line.split("=", 1) for line in SANDBOX.splitlines())
     assert sandbox["RestrictNamespaces"].split() == ["net", "mnt"]
     assert {"AF_NETLINK"} <= set(sandbox["RestrictAddressFamilies"].split())

@@ -144,7 +144,7 @@ def test_a_unit_runs_vfiomgr_by_its_path_and_no_path_that_needs_quotes() -> None
 
 
 def test_the_listeners_of_the_unit_may_have_real_time_priority() -> None:
-    """What they call (host/hotplug.py) fails silently where the unit does not let them."""
+    """What they call (passthrough/watch.py) fails silently where the unit does not let them."""
     settings = [line.partition("=")[::2] for line in render_unit("/opt/vfiomgr").splitlines()]
     assert [value for name, value in settings if name == "RestrictRealtime"][-1] == "no"
     bounding = [value.split() for name, value in settings if name == "CapabilityBoundingSet"]

@@ -345,7 +345,7 @@ def _binding(device: CdiDevice, target: Target) -> str:
     if not wanted or (target.kind == "cdev" and wanted[0].is_on_vfio):
         return ""
     named = next((f for f in wanted if str(f.address) == device.name.lower()), wanted[0])
-    return f"vfiomgr bind {named.address}{' --with-group' * (target.kind == 'group')}, or "
+    return f"vfiomgr bind {named.address}{' --with-group' if target.kind == 'group' else ''}, or "
 
 
 def _name_faults(device: CdiDevice, nodes: Iterable[Target], line: int) -> Iterator[Diagnostic]:

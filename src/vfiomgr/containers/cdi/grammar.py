@@ -398,8 +398,8 @@ def _float_text(number: float) -> str:
     power = len(digits) + exponent - 1
     written = "".join(map(str, digits))
     if power < _FEWEST or power >= _MOST:
-        fraction = f".{written[1:]}" * (len(written) > 1)
+        fraction = f".{written[1:]}" if len(written) > 1 else ""
         written = f"{written[0]}{fraction}e{'-' if power < 0 else '+'}{abs(power):02}"
     else:
         written = f"{Decimal((0, digits, exponent)):f}"
-    return f"{'-' * sign}{written}"
+    return f"-{written}" if sign else written

@@ -71,9 +71,9 @@ def print_explanations(
         return
     shown = [item for item in found if every or len(found) == 1 or not item.is_fine]
     for number, item in enumerate(shown):
-        say(*[""] * bool(number), *_lines(item, is_whole=is_whole))
+        say(*([""] if number else []), *_lines(item, is_whole=is_whole))
     if hidden := len(found) - len(shown):
-        say(*[""] * bool(shown), f"no problem found in {counted(hidden, 'pod')} (see --all)")
+        say(*([""] if shown else []), f"no problem found in {counted(hidden, 'pod')} (see --all)")
 
 
 def _document(item: KataTrace) -> dict[str, object]:

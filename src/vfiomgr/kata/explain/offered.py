@@ -151,7 +151,9 @@ def _taken(
     pods = tuple(dict.fromkeys(device.pod.rpartition("/")[0] for device in taken))
     names, is_one = ", ".join(pods), len(pods) == 1
     left = f"{len(available) or 'none'} {'are' if len(available) > 1 else 'is'} available"
-    others = f"{len(taken)} belong{'s' * (len(taken) == 1)} to pod{'s' * (not is_one)} {names}"
+    others = (
+        f"{len(taken)} belong{'s' if len(taken) == 1 else ''} to pod{'' if is_one else 's'} {names}"
+    )
     end = f"pod {names} ends, delete it" if is_one else "one of these pods ends, delete one"
     return chain_break(
         "pod-devices-taken",

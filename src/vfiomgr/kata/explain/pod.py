@@ -197,7 +197,8 @@ def read_objects(text: str, source: str) -> Objects:
     if reader.flaws:
         raise invalid_document(source, reader.flaws, _HINT)
     if not reader.pods:
-        kinds = ", ".join(dict.fromkeys(["RuntimeClass"] * bool(reader.classes) + reader.kinds))
+        found = ["RuntimeClass", *reader.kinds] if reader.classes else reader.kinds
+        kinds = ", ".join(dict.fromkeys(found))
         message = f"{source}:1:1: no pod found, only {kinds}"
         raise InvalidDocument(message, _WORDING.start)
     return Objects(tuple(reader.pods), tuple(reader.classes), tuple(reader.kinds))

@@ -145,8 +145,8 @@ class Scope(Value):
 
     def __str__(self) -> str:
         """`the running guest and the definition`."""
-        parts = ("the running guest",) * self.live + ("the definition",) * self.config
-        return " and ".join(parts)
+        parts = {"the running guest": self.live, "the definition": self.config}
+        return " and ".join(part for part, is_meant in parts.items() if is_meant)
 
 
 _PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})

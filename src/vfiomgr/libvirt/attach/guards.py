@@ -338,8 +338,8 @@ def _live_diagnostics(
         yield blocker(
             "no-free-port",
             domain.name,
-            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, but "
-            f"{len(items)} needed while it runs",
+            f"{domain.name} has {len(free) or 'no'} free root port"
+            f"{'s' if len(free) > 1 else ''}, but {len(items)} needed while it runs",
             f"pass --config and restart {domain.name}: libvirt then adds one port; for more "
             f"devices add {_NEW_PORT} to its <devices>, once per device",
         )

@@ -119,7 +119,7 @@ def _lacking(
         yield blocker("confidential-host", request.name, message, remedy)
     needed = max(QEMU[kind], QEMU_WITH_DEVICES) if request.devices else QEMU[kind]
     if qemu is not None and qemu < needed:
-        what = f"guests with {kind}" + " and host devices" * bool(request.devices)
+        what = f"guests with {kind}{' and host devices' if request.devices else ''}"
         message = f"QEMU {qemu} does not start {what} (added in {needed})"
         remedy = f"install QEMU {needed} or later"
         yield blocker("confidential-old-qemu", request.name, message, remedy)

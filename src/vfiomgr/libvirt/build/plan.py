@@ -210,7 +210,8 @@ def _with_boot_orders(
 
 def _usual_boot(request: DomainRequest) -> tuple[str, ...]:
     """Disks, and the installation media of an empty disk."""
-    return ("disk",) * bool(request.disks) + ("cdrom",) * bool(request.cdroms)
+    present = {"disk": request.disks, "cdrom": request.cdroms}
+    return tuple(kind for kind, drives in present.items() if drives)
 
 
 def _boot_address(host: HostSnapshot, name: str) -> str:

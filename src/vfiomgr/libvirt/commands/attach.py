@@ -198,7 +198,8 @@ def _print_plan(session: Session, change: DomainChange) -> None:
     for text in (*change.already, *change.notes):
         say(f"  {text}")
     for number, one in enumerate(change.changes, start=1):
-        flags = "".join((" --live" * one.scope.live, " --config" * one.scope.config))
+        flags = " --live" if one.scope.live else ""
+        flags += " --config" if one.scope.config else ""
         say(f"{number:3}. {verb} {one.device}: {one.scope}")
         say(f"       virsh {verb}-device {domain.argument} /dev/stdin{flags} <<'END'")
         say(*(f"       {line}" for line in one.element.splitlines()))

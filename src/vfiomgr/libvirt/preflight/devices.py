@@ -249,7 +249,7 @@ def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
-    return f"{sysfs(switch)}: NVSwitch{', in the domain' * is_own}"
+    return f"{sysfs(switch)}: NVSwitch{', in the domain' if is_own else ''}"
 
 
 def code_43(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -190,7 +190,7 @@ def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
             "iommufd-fdgroup",
             "warning" if autostarts else "info",
             "the domain only starts after a program has passed /dev/iommu to libvirt"
-            + ", and autostart passes nothing" * autostarts,
+            + (", and autostart passes nothing" if autostarts else ""),
             (cited,),
             "the descriptor belongs to the connection of that program (virDomainFDAssociate): else "
             f"libvirt fails with \"file descriptor group '{name}' was not associated\"",

@@ -220,7 +220,8 @@ def _place(address: PciAddress | GuestAddress) -> Markup:
     if isinstance(address, PciAddress):
         slot, last = address.device, ""
     else:
-        slot, last = address.slot, " multifunction='on'" * address.multifunction
+        slot = address.slot
+        last = " multifunction='on'" if address.multifunction else ""
     return Markup(  # noqa: S704 - numbers
         f"domain='0x{address.domain:04x}' bus='0x{address.bus:02x}'"
         f" slot='0x{slot:02x}' function='0x{address.function:x}'{last}"

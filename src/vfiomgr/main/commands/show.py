@@ -267,7 +267,8 @@ def _reset(host: HostSnapshot, device: PciDevice) -> str:
 def _bars(device: PciDevice) -> Iterator[str]:
     for bar in device.bars:
         if bar.is_memory:
-            yield f"BAR {bar.index} {_size(bar.size)}{' prefetchable' * bar.is_prefetchable}"
+            kind = " prefetchable" if bar.is_prefetchable else ""
+            yield f"BAR {bar.index} {_size(bar.size)}{kind}"
 
 
 def _readiness(
@@ -282,7 +283,7 @@ def _readiness(
         device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group)
     ):
         nodes = host.existing_nodes(device)
-        yield ("guest-ready", f"yes, VFIO node{'s' * (len(nodes) > 1)}: {', '.join(nodes)}")
+        yield ("guest-ready", f"yes, VFIO node{'s' if len(nodes) > 1 else ''}: {', '.join(nodes)}")
     elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
         yield ("guest-ready", f"yes, vGPU on driver {device.driver}")
     elif refusal:

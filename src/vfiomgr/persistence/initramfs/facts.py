@@ -188,7 +188,8 @@ def _mkinitcpio(tree: HostTree) -> Initramfs:
     shared = [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])]
     settings = _settings(tree, shared if own is None else [own])
     hooks = settings.get("HOOKS", [])
-    classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
+    drivers = {"kms": _DISPLAY, "block": _STORAGE}
+    classes = [drivers[hook] for hook in drivers if hook in hooks]
     found = _of("mkinitcpio", settings.get("MODULES", []), classes)
     return replace(found, reads_fragments=own is None and tree.exists(fragments), configuration=own)
 

@@ -80,7 +80,8 @@ def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it fo
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         place = image.configuration or "/etc/mkinitcpio.conf"
         advice = f"add {' and '.join(lines)} to {place}, then run {' '.join(command)}"
-        return Part(notes=(f"the initramfs includes a host driver: {advice}",) * is_changed)
+        note = f"the initramfs includes a host driver: {advice}"
+        return Part(notes=(note,) if is_changed else ())
     steps: list[Step] = [*replaced(host, hook, text, hook_mode(image.tool))]
     if not (steps or is_changed):
         return Part()

@@ -139,7 +139,7 @@ def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
         "-" if kind.framebuffer is None else f"{kind.framebuffer}M",
         or_dash(kind.heads),
         f"{'' if room.is_certain else '<='}{room.more}"
-        + f" +{room.makeable}" * bool(room.makeable),
+        + (f" +{room.makeable}" if room.makeable else ""),
         or_dash(room.stranded),
         or_dash(room.unavailable_because),
     )

@@ -174,11 +174,12 @@ class SetGpuInstances(Exchange, Value):
         lines: list[str] = []
         if self.gone:
             where = printable(", ".join(str(place) for place in self.gone))
+            has_compute = any(place.has_compute for place in self.gone)
             listing = shlex.join(instance_command(self.device, "-lgi"))
             lines.append(f"{listing}    # ID: the instance of {where}")
             lines += [
                 shlex.join(instance_command(self.device, word, "-gi", "ID"))
-                for word in (["-dci"] * any(p.has_compute for p in self.gone) + ["-dgi"])
+                for word in (["-dci", "-dgi"] if has_compute else ["-dgi"])
             ]
         return (*lines, *map(shlex.join, self.creations()))
 
@@ -189,7 +190,8 @@ class SetGpuInstances(Exchange, Value):
         for has_compute in (True, False):
             some = [place.specifier for place in places if place.has_compute is has_compute]
             if some:
-                words = ("-cgi", ",".join(some), *(["-C"] * has_compute))
+                words = ["-cgi", ",".join(some)]
+                words += ["-C"] if has_compute else []
                 calls.append(instance_command(self.device, *words))
         return calls
 
