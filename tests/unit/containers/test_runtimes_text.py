@@ -150,6 +150,19 @@ def test_an_edit_that_would_write_a_line_of_others_anew_is_made_another_way() ->
     assert is_part_of(lines, after(record).splitlines())
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        f'[plugins."{CRI}".containerd.runtimes]\nkata-vfio = {{ x = 1 }} # of others\n',
+        f'[plugins."{CRI}".containerd.runtimes.kata-vfio]\nruntime_path = "/y" # of others\n',
+    ],
+    ids=["the value", "a value inside"],
+)
+def test_a_value_is_not_replaced_where_its_comment_would_be_lost(before: str) -> None:
+    with pytest.raises(Refusal, match="without losing other settings"):
+        text.with_settings(before, [Setting(ENTRY, {"runtime_path": "/x"})], TOML)
+
+
 def test_a_removal_that_would_lose_a_comment_is_refused_with_the_keys() -> None:
     """No line is found as it was written, and the comment is in a table that would go."""
     record = written("version = 2\n")
