@@ -85,21 +85,22 @@ def test_only_the_runs_of_a_device_are_undone(tmp_path: Path) -> None:
     assert cut_off_runs(kernel, boot) == []
 
 
-def two_cut_off(kernel: FakeKernel, at: int, *requests: Bind | SetVirtualFunctions) -> None:
+def interrupt(kernel: FakeKernel, at: int, *requests: Bind | SetVirtualFunctions) -> None:
     """Interrupt runs after so many operations of each."""
+    before = len(cut_off_runs(kernel, kernel.read(BOOT_ID)))
     for request in requests:
         kernel.kill(at=at, after=True)
         with pytest.raises(PowerCut):
             api.apply(request, tree=kernel)
         kernel.revive()
-    assert len(cut_off_runs(kernel, kernel.read(BOOT_ID))) == len(requests)
+    assert len(cut_off_runs(kernel, kernel.read(BOOT_ID))) == before + len(requests)
 
 
 def test_the_newest_run_is_undone_first_also_of_devices_that_have_nothing_in_common(
     tmp_path: Path,
 ) -> None:
     kernel = workstation(tmp_path, vfio_loaded=True)
-    two_cut_off(kernel, 7, Bind((GPU,)), Bind((ADAPTER,)))
+    interrupt(kernel, 7, Bind((GPU,)), Bind((ADAPTER,)))
     oldest_first = cut_off_runs(kernel, kernel.read(BOOT_ID))
     written: list[str] = []
     kernel.before_write = lambda path, _text: written.append(path)
@@ -108,11 +109,33 @@ def test_the_newest_run_is_undone_first_also_of_devices_that_have_nothing_in_com
     assert moved == sorted(moved, reverse=True), "the adapter was the last"
 
 
+def test_an_override_does_not_hold_for_a_run_that_concerns_other_devices_too(
+    tmp_path: Path,
+) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    kernel.kill(at=operations(kernel) - 1, after=True)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    interrupt(kernel, 4, Bind((GPU, ADAPTER)))
+    own = frozenset({str(GPU), str(AUDIO)})
+    mine, other = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    assert mine.subjects <= own
+    assert not other.subjects <= own
+    kernel.guest_opens(10)
+    with (
+        api.host_at(kernel, deadline=0.2).changing() as work,
+        pytest.raises(Refusal, match="is in use by: qemu-system-x86"),
+    ):
+        recover_device(work, str(GPU), frozenset({"in-use"}), own)
+    assert kernel.stuck.names() == []
+
+
 def test_all_locks_of_runs_that_are_undone_together_are_held(tmp_path: Path) -> None:
     """The second run is about a function more than the first."""
     kernel = workstation(tmp_path, vfio_loaded=True)
     api.apply(SetVirtualFunctions(ADAPTER, 1), tree=kernel)
-    two_cut_off(kernel, 4, Bind((VF,)), SetVirtualFunctions(ADAPTER, 0))
+    interrupt(kernel, 4, Bind((VF,)), SetVirtualFunctions(ADAPTER, 0))
     locks = {lock for run in cut_off_runs(kernel, kernel.read(BOOT_ID)) for lock in run.locks}
     assert len(locks) > 1
     free: list[str] = []
