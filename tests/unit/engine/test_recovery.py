@@ -23,8 +23,8 @@ from tests.unit.engine.test_apply import (
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, encode
 from vfiomgr.engine.locks import hold
-from vfiomgr.engine.recovery import recover_device
-from vfiomgr.engine.survey import cut_off_runs
+from vfiomgr.engine.recovery import overlapping, recover_device
+from vfiomgr.engine.survey import CutOff, cut_off_runs
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
 from vfiomgr.library import Host
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -83,6 +83,23 @@ def test_only_the_runs_of_a_device_are_undone(tmp_path: Path) -> None:
         assert cut_off_runs(kernel, boot) == [run]
         recover_device(work, str(GPU))
     assert cut_off_runs(kernel, boot) == []
+
+
+def run_of(number: int, *locks: str, boot_id: str = "this") -> CutOff:
+    return CutOff(f"{number:012}.jsonl", "s", "t", frozenset(locks), frozenset(), True, boot_id)  # noqa: FBT003
+
+
+def test_runs_with_common_locks_are_one_group_the_oldest_first_the_newest_group_first() -> None:
+    first, second, third = run_of(1, "a"), run_of(2, "b"), run_of(3, "a")
+    both, apart = run_of(4, "a", "b"), run_of(5, "c")
+    assert overlapping([first, second, third]) == [(first, third), (second,)]
+    assert overlapping([first, second, third, both]) == [(first, second, third, both)]
+    assert overlapping([first, second, third, both, apart]) == [
+        (apart,),
+        (first, second, third, both),
+    ]
+    earlier = run_of(0, "a", boot_id="another")
+    assert overlapping([earlier, first]) == [(first,), (earlier,)], "a reboot is between them"
 
 
 def interrupt(kernel: FakeKernel, at: int, *requests: Bind | SetVirtualFunctions) -> None:

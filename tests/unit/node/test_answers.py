@@ -20,12 +20,15 @@ from vfiomgr.containers.cdi.model import DYNAMIC, CdiFile, own_file
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner
-from vfiomgr.node.answers import answer, specifications
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.answers import answer, read_written, specifications, write_specifications
 from vfiomgr.node.model import CONSUMERS, Answer, NodeResource, NodeSettings
 from vfiomgr.node.plan import inventory
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vfiomgr.node.model import Consumer
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -207,6 +210,16 @@ def test_specifications_are_for_those_who_receive_names(
 ) -> None:
     made = specifications(inventory(cdev_node(), NodeSettings(consumer=consumer)))
     assert [[node.path for node in one.edits.device_nodes] for one in made] == common
+
+
+def test_a_specification_is_recorded_before_it_is_written(tmp_path: Path) -> None:
+    """An agent that is killed in between removes it when it starts again."""
+    tree = HostTree(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/cdi").write_text("not a directory")
+    with pytest.raises(OSError, match="Not a directory"):
+        write_specifications(tree, inventory(HOST, SETTINGS), frozenset())
+    assert read_written(tree) == {A40_NAME}
 
 
 def test_a_resource_without_usable_devices_has_no_specification() -> None:
