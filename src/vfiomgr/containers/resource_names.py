@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from vfiomgr.containers.cdi.devices import offers
 from vfiomgr.containers.cdi.grammar import LABEL, is_kind
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.nodes import offers
 from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.containers.cdi.devices import AssignableGroup
+    from vfiomgr.guests.nodes import AssignableGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.devices import offers as ready_groups
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.containers.cdi.model import generating
 from vfiomgr.containers.resource_names import default_names
 from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
+from vfiomgr.guests.nodes import offers as ready_groups
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather

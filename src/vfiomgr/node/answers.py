@@ -18,10 +18,10 @@ from vfiomgr.containers.cdi.model import (
     own_file,
     shared_nodes,
 )
-from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.nodes import CONTROL, IOMMU
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.health import UNUSABLE
 from vfiomgr.node.model import Answer

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.devices import (
-    AssignableGroup,
-    default_form,
-    node_access,
-    node_paths,
-    offers,
-    why_not_ready,
-)
+from vfiomgr.containers.cdi.devices import why_not_ready
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import CLAIM_KIND, DEFAULT_KIND
 from vfiomgr.containers.resource_names import (
@@ -28,6 +21,7 @@ from vfiomgr.containers.resource_names import (
     qualified,
 )
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
+from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths, offers
 from vfiomgr.node.health import UNUSABLE, HealthContext, published_in, reasons, users_of
 from vfiomgr.node.model import (
     HealthFacts,

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile, fault
-from vfiomgr.containers.cdi.nodes import VFIO, NodeKind, Target, is_vfio_node, resolve
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic
+from vfiomgr.guests.nodes import VFIO, NodeDevice, NodeKind, is_vfio_node, resolve
 from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
@@ -322,12 +322,12 @@ def _dynamic(pairs: Iterable[_Pair]) -> _Devices:
     return found
 
 
-def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[Target]:
+def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[NodeDevice]:
     return (resolve(host, node.on_host) for node in device.edits.device_nodes)
 
 
 def _node_faults(
-    device: CdiDevice, target: Target, nodes: Mapping[str, bool], line: int, *, own: bool
+    device: CdiDevice, target: NodeDevice, nodes: Mapping[str, bool], line: int, *, own: bool
 ) -> Iterator[Diagnostic]:
     again = "vfiomgr cdi generate --write" if own else "generate the file again"
     if target.problem is not None:
@@ -339,7 +339,7 @@ def _node_faults(
         yield fault("node-missing", line, what, f"load its driver, or {again}")
 
 
-def _binding(device: CdiDevice, target: Target) -> str:
+def _binding(device: CdiDevice, target: NodeDevice) -> str:
     """The command that makes a node available again, if there is one."""
     wanted = [function for function in target.functions if not function.is_bridge]
     if not wanted or (target.kind == "cdev" and wanted[0].is_on_vfio):
@@ -348,7 +348,7 @@ def _binding(device: CdiDevice, target: Target) -> str:
     return f"vfiomgr bind {named.address}{' --with-group' if target.kind == 'group' else ''}, or "
 
 
-def _name_faults(device: CdiDevice, nodes: Iterable[Target], line: int) -> Iterator[Diagnostic]:
+def _name_faults(device: CdiDevice, nodes: Iterable[NodeDevice], line: int) -> Iterator[Diagnostic]:
     """Whether a device that is named by an address has the node of that address."""
     targets = [target for target in nodes if target.kind in VFIO]
     found = [member for target in targets for member in target.names]
@@ -362,7 +362,7 @@ def _name_faults(device: CdiDevice, nodes: Iterable[Target], line: int) -> Itera
 
 
 def _kata_faults(
-    device: CdiDevice, target: Target, consumer: Consumer, line: int, kinds: set[NodeKind]
+    device: CdiDevice, target: NodeDevice, consumer: Consumer, line: int, kinds: set[NodeKind]
 ) -> Iterator[Diagnostic]:
     if any(vgpu.uuid is not None for vgpu in target.vgpus):
         what = f"{device.name}: Kata does not support mediated devices ({', '.join(target.names)})"

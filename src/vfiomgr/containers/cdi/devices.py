@@ -18,23 +18,29 @@ from vfiomgr.containers.cdi.model import (
     device_nodes,
     shared_nodes,
 )
-from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU, resolve
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.host.owners import ROOT_ONLY
+from vfiomgr.guests.nodes import (
+    CONTROL,
+    IOMMU,
+    AssignableGroup,
+    default_form,
+    node_access,
+    node_paths,
+    offers,
+    resolve,
+)
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.model import PciAddress, PciDevice, is_address
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from vfiomgr.containers.cdi.model import CdiFile, OfferRequest
-    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -46,52 +52,6 @@ _MOST_OF_CLASS = 63
 _NVIDIA, _NVIDIA_ID = "nvidia.com", "10de"
 _MOST_TRIED = 8
 """GPUs for which a bind is suggested."""
-
-
-class AssignableGroup(Value):
-    """An IOMMU group that can be assigned to a guest."""
-
-    group: int
-    functions: tuple[PciDevice, ...] = ()
-    vgpu: Vgpu | None = None
-    """A mediated device, which has its own group."""
-
-    @property
-    def name(self) -> str:
-        """The address of the first GPU or accelerator, else of the first function; or the UUID."""
-        if self.vgpu is not None:
-            return self.vgpu.name
-        first = next((d for d in self.functions if d.is_graphics_or_accelerator), self.functions[0])
-        return str(first.address)
-
-    @property
-    def cdevs(self) -> tuple[str, ...]:
-        """The nodes of its functions below /dev/vfio/devices, the naming one first."""
-        if self.vgpu is not None:
-            return (self.vgpu.vfio_device,) if self.vgpu.vfio_device else ()
-        ordered = sorted(self.functions, key=lambda device: str(device.address) != self.name)
-        return tuple(d.vfio_device for d in ordered if d.vfio_cdev and d.vfio_device)
-
-
-def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[AssignableGroup]:
-    """The groups that can be assigned to a guest, in name order.
-
-    One function without a vGPU makes the group unusable: Kata opens all of its functions, and the
-    vendor's driver answers ENODEV for that one.
-    """
-    found: list[AssignableGroup] = []
-    for group in host.groups:
-        members = host.group_members(group.number)
-        functions = tuple(device for device in members if host.is_ready_for_guests(device))
-        if any(d not in functions and host.is_vendor_function(d) for d in members):
-            continue
-        if functions and host.is_viable(group.number) and not group.is_noiommu:
-            found.append(AssignableGroup(group.number, functions))
-    yield from sorted(found, key=lambda offer: min(d.address for d in offer.functions))
-    if with_mediated:
-        for vgpu in host.vgpus:
-            if vgpu.uuid is not None and vgpu.iommu_group is not None:
-                yield AssignableGroup(vgpu.iommu_group, vgpu=vgpu)
 
 
 def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpecification:
@@ -252,27 +212,6 @@ def _form(
         remedy = "use its IOMMU group: --node group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
         refuse("no-cdev", offer.name, message, remedy)
     return default_form(host, offer) if offer_request.node == "auto" else offer_request.node
-
-
-def default_form(host: HostSnapshot, offer: AssignableGroup) -> Literal["group", "cdev"]:
-    """One kind of node per device: with both, a GPU could be assigned twice."""
-    group = host.group(offer.group)
-    has_group = group is None or group.has_node or not offer.cdevs
-    return "group" if has_group else "cdev"
-
-
-def node_paths(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[str, ...]:
-    """The nodes that give access to a group, in one of the two forms."""
-    if form == "cdev":
-        return tuple(str(VFIO_CDEVS / name) for name in offer.cdevs)
-    return (f"/dev/vfio/{offer.group}",)
-
-
-def node_access(host: HostSnapshot, offer: AssignableGroup) -> NodeAccess:
-    """Owner and mode of its nodes in a container: those of the layout, else root with 0600."""
-    bindings = (host.binding(function.address) for function in offer.functions)
-    owners = (binding.owner for binding in bindings if binding is not None)
-    return next((owner.access for owner in owners if owner is not None), ROOT_ONLY)
 
 
 def _common(forms: Sequence[str], offer_request: OfferRequest) -> list[str]:

@@ -23,18 +23,18 @@ from vfiomgr.containers.cdi.model import (
     CdiSpecification,
     own_file,
 )
-from vfiomgr.containers.cdi.nodes import resolve
 from vfiomgr.containers.cdi.requests import GOES, RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
+from vfiomgr.guests.nodes import resolve
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.containers.cdi.model import CdiFile
-    from vfiomgr.containers.cdi.nodes import Target
+    from vfiomgr.guests.nodes import NodeDevice
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
@@ -198,7 +198,7 @@ def _of_devices(
     return replace(made, version=str(max(LOWEST, needed_version(made))))
 
 
-def _targets(host: HostSnapshot, device: CdiDevice) -> tuple[Target, ...]:
+def _targets(host: HostSnapshot, device: CdiDevice) -> tuple[NodeDevice, ...]:
     """The devices behind the VFIO nodes of a device."""
     found = (resolve(host, node.on_host) for node in device.edits.device_nodes)
     return tuple(target for target in found if target.kind in ("group", "cdev"))

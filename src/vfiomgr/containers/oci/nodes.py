@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU
 from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import HostError
+from vfiomgr.guests.nodes import CONTROL, IOMMU
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, HostPath, vfio_group_node

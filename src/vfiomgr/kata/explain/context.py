@@ -17,9 +17,9 @@ from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import Consumer, consumers_named
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
-from vfiomgr.containers.cdi.nodes import is_vfio_node
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
+from vfiomgr.guests.nodes import is_vfio_node
 from vfiomgr.kata.explain.image import GuestImage
 from vfiomgr.kata.explain.model import chain_break
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION, PodSpec, RuntimeClassSpec

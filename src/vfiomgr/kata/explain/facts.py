@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.nodes import is_vfio_node
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import handlers
 from vfiomgr.containers.runtimes.handlers import UnreadFile
@@ -18,6 +17,7 @@ from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.nodes import is_vfio_node
 from vfiomgr.host.tree import HostTree
 from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
