@@ -14,13 +14,13 @@ from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu, with_iom
 from vfiomgr.guests.model import DeviceRequest, GuestDevice
 from vfiomgr.guests.options import depends_on_qemu
 from vfiomgr.guests.waiting import note_unbound
-from vfiomgr.libvirt.backend import choose
+from vfiomgr.libvirt.backend import LibvirtBackend
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, attach_options, request_of
-from vfiomgr.libvirt.build.plan import plan_domain
 from vfiomgr.libvirt.versions import Versions
+from vfiomgr.libvirt.vfio_backend import choose
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE
@@ -209,8 +209,9 @@ def domain_xml(
 
     """
     require_known(options, DomainOptions)
-    plan = planned_domain(host, name, Versions(host, version, qemu_version), options)
-    return render.domain(plan, with_reasons=explain)
+    versions = Versions(host, version, qemu_version)
+    plan = planned_domain(host, name, versions, options)
+    return LibvirtBackend(versions.libvirt, with_reasons=explain).render(plan)
 
 
 def planned_domain(
@@ -235,7 +236,7 @@ def planned_domain(
     depends = is_confidential or request.vcpus > MOST_WITHOUT_EIM
     units = units_of(seen, request.devices)
     depends = depends or any(map(depends_on_qemu, units))
-    plan = plan_domain(seen, request, libvirt, versions.qemu if depends else None)
+    plan = LibvirtBackend(libvirt, versions.qemu if depends else None).plan(seen, request)
     require_iommu(host, seen, versions, units)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:

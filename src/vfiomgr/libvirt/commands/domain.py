@@ -9,6 +9,7 @@ import click
 from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.guests.model import PAGES
+from vfiomgr.libvirt.backend import LibvirtBackend
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
     MOST_SPARE_PORTS,
@@ -19,7 +20,6 @@ from vfiomgr.libvirt.build.named import (
 from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_options, with_each
 from vfiomgr.libvirt.named import planned_domain
 from vfiomgr.libvirt.versions import Versions
-from vfiomgr.libvirt.xml import render
 from vfiomgr.snapshot.completion import complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
@@ -262,7 +262,7 @@ def domain(
 
 
 def _print(session: Session, plan: DomainPlan, libvirt: Version, *, explain: bool) -> None:
-    text = render.domain(plan, with_reasons=explain)
+    text = LibvirtBackend(libvirt, with_reasons=explain).render(plan)
     if session.format == "table":
         print_text(text)
     else:

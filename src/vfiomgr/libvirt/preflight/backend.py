@@ -54,7 +54,7 @@ def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
 def groups(context: PreflightContext) -> Iterator[Diagnostic]:
     """Advise iommufd, whose nodes are per device, where kernel, libvirt and QEMU have it.
 
-    Several devices that may use P2P DMA stay with VFIO groups (vfiomgr/libvirt/backend.py).
+    Several devices that may use P2P DMA stay with VFIO groups (vfiomgr/guests/iommufd.py).
     """
     facts, hypervisor = context.host.readiness, context.hypervisor
     if context.host.vfio.has_groups is False:
