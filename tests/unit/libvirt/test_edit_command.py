@@ -226,7 +226,12 @@ def test_files_of_libvirt_itself_are_left_to_it(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "command", [("define", "{}"), ("edit", "{}", "--remove", "02:00.0"), ("preflight", "{}")]
+    "command",
+    [
+        ("libvirt", "edit", "{}", "--define"),
+        ("libvirt", "edit", "{}", "--remove", "02:00.0"),
+        ("check", "domain", "{}"),
+    ],
 )
 @pytest.mark.parametrize("pipe", [False, True])
 def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
@@ -235,7 +240,7 @@ def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
     with open("/dev/zero", encoding="utf-8") as endless:
         monkeypatch.setattr("sys.stdin", endless)
         name = "-" if pipe else "/dev/zero"
-        answer = run("libvirt", *(part.format(name) for part in command))
+        answer = run(*(part.format(name) for part in command))
     assert answer.status == (65 if pipe else 2)
     assert ("it is larger than 10 MiB" if pipe else "not a regular file") in answer.stderr
 
