@@ -1,22 +1,27 @@
-"""Facts of a node that a snapshot does not have: errors of functions, handlers of Kata."""
+"""Facts of a node that a snapshot does not have: errors of functions, modes of GPUs."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.kata.explain.facts import read_handlers
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.paths import pci_device
+from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.model import HostSnapshot
 
 _TOTAL = "TOTAL_ERR_"
+_MODES_INTERVAL = 600.0
+"""Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
+_OF_MODES = ("gpu_modes", "gpu_partitions", "vgpu_parents", "vgpus")
 
 
 def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
@@ -65,8 +70,29 @@ def _total(text: str | None) -> int | None:
     return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None
 
 
-def kata_handlers(tree: HostTree) -> tuple[str, ...]:
-    """The names of Kata's handlers in the configuration of containerd or CRI-O, sorted."""
-    return tuple(
-        sorted(entry.name for entry in read_handlers(tree, None).handlers if entry.is_kata)
-    )
+class GpuModes:
+    """The modes of GPUs, as nvidia-smi reports them.
+
+    It takes a second, so it is asked again only if the vGPUs have changed, and from time to time,
+    because an administrator may have changed a mode.
+    """
+
+    def __init__(self) -> None:
+        self._before: object = None
+        """The parents and vGPUs of the host at the last report."""
+        self._facts: dict[str, object] = {}
+        self._read_at = 0.0
+
+    def are_due(self, seen: HostSnapshot) -> bool:
+        """Whether nvidia-smi is to be asked again."""
+        is_old = time.monotonic() > self._read_at + _MODES_INTERVAL
+        return is_old or self._before != (seen.vgpu_parents, seen.vgpus)
+
+    def added_to(self, seen: HostSnapshot, tree: HostTree) -> HostSnapshot:
+        """The host with the modes of its GPUs."""
+        if self.are_due(seen):
+            found = with_gpu_modes(seen, tree)
+            self._facts = {name: getattr(found, name) for name in _OF_MODES}
+            self._before = (seen.vgpu_parents, seen.vgpus)
+            self._read_at = time.monotonic()
+        return replace(seen, **self._facts)

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX
 from vfiomgr.expressions import expression
+from vfiomgr.kata.explain.facts import read_handlers
+from vfiomgr.node.model import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Inventory
     from vfiomgr.snapshot.model import HostSnapshot
 
+LABELS = FEATURES / "vfiomgr"
 _MOST = 63
 """Characters of the name of a label."""
 _INVALID = expression(r"[^A-Za-z0-9._-]+")
@@ -52,3 +56,19 @@ def _name(kind: str, text: str) -> str:
 
 def _flag(*, is_set: bool) -> str:
     return "true" if is_set else "false"
+
+
+def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
+    """Write the labels of the node, if Node Feature Discovery has its directory there."""
+    if not tree.exists(LABELS.parent):
+        return  # the handlers of Kata are not read: that runs the container runtime
+    text = "".join(f"{line}\n" for line in labels(found, seen, kata_handlers(tree)))
+    if tree.read_text(LABELS) != text:
+        tree.replace(LABELS, text.encode(), durable=False)
+
+
+def kata_handlers(tree: HostTree) -> tuple[str, ...]:
+    """The names of Kata's handlers in the configuration of containerd or CRI-O, sorted."""
+    return tuple(
+        sorted(entry.name for entry in read_handlers(tree, None).handlers if entry.is_kata)
+    )

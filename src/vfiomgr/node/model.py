@@ -11,12 +11,15 @@ from msgspec.structs import replace
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
+FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
+"""Node Feature Discovery reads labels here."""
 Consumer = Literal["default", "kata", "kubevirt", "container"]
 """Who receives a device; `default` serves Kata and plain containers."""
 CONSUMERS: tuple[Consumer, ...] = get_args(Consumer)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr.containers.resource_names import qualified
-from vfiomgr.diagnostic import diagnostics_of, finding
-from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.errors import VfiomgrError
 from vfiomgr.node.answers import read_written, write_specifications
-from vfiomgr.node.facts import forgiven, kata_handlers
+from vfiomgr.node.facts import GpuModes, forgiven
 from vfiomgr.node.health import users_of
-from vfiomgr.node.labels import labels
+from vfiomgr.node.labels import LABELS, kata_handlers, write_labels
 from vfiomgr.node.messages import (
     ClaimFacts,
-    Problem,
     Question,
     Report,
     Settings,
@@ -28,17 +26,14 @@ from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.observing import Observer
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.resets import is_of_device, may_reset
-from vfiomgr.paths import PCI_DEVICES, HostPath
+from vfiomgr.node.resets import find_problems, may_reset, skipped_resets
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.users import runs_guest
-from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.host.tree import HostTree
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
     from vfiomgr.node.dra.model import Pool
@@ -46,7 +41,6 @@ if TYPE_CHECKING:
     from vfiomgr.node.observing import Observed
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
     Measured = Callable[
         [HostSnapshot, Inventory, HealthFacts, tuple[NodeUnit, ...], Mapping[str, str]],
@@ -60,19 +54,6 @@ _SHARE_OF_LOOKS = 0.0003
 """The part of a processor that looks may take where events are announced."""
 _GLANCE = 4.0
 """Seconds between checks of the fatal errors of offered devices."""
-FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
-_LABELS = "vfiomgr"
-_MODES_INTERVAL = 600.0
-"""Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
-_OF_MODES = ("gpu_modes", "gpu_partitions", "vgpu_parents", "vgpus")
-
-
-class _KnownModes(NamedTuple):
-    """What nvidia-smi said of a host with these parents and vGPUs."""
-
-    before: tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]
-    facts: dict[str, object]
-    read_at: float
 
 
 class Scanner:
@@ -97,7 +78,7 @@ class Scanner:
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
         self._released: set[str] = set()
-        self._known_modes: _KnownModes | None = None
+        self._modes = GpuModes()
         self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
         self._observer = Observer(host)
         self._reported: tuple[Observed, tuple[object, ...]] | None = None
@@ -237,33 +218,37 @@ class Scanner:
         if self._reported is None or self._sandboxes.is_waiting:
             return False
         is_same = self._reported[0] is observed and self._reported[1] == self._files()
-        return is_same and not self._modes_are_due(observed.host)
+        return is_same and not (
+            self._has_modes(observed.host) and self._modes.are_due(observed.host)
+        )
 
     def _files(self) -> tuple[object, ...]:
         """The files that a report is made of, besides those of the snapshot."""
         tree = self._host.tree
-        has_features = tree.exists(FEATURES)
+        has_features = tree.exists(LABELS.parent)
         return (
             read_written(tree),
             may_reset(tree),
             tuple(self._created()),
-            tree.read_text(FEATURES / _LABELS) if has_features else None,
+            tree.read_text(LABELS) if has_features else None,
             kata_handlers(tree) if has_features else (),
         )
 
     def _report(self, observed: Observed, asked: Question, begun: float) -> Report:
         now, tree = observed.health, self._host.tree
-        seen = self._with_gpu_modes(observed.host)
+        seen = observed.host
+        if self._has_modes(seen):
+            seen = self._modes.added_to(seen, tree)
         written = read_written(tree)
         complete = self._inventory(seen, now, written)
         created = self._created()
         found = self._previous = complete.without(created)
         pools = self._made_pools(seen, complete, created)
-        found = replace(found, notes=(*found.notes, *_unreset(tree, found)))
+        found = replace(found, notes=(*found.notes, *skipped_resets(tree, found)))
         write_specifications(tree, found, written)
         write_labels(tree, found, seen)
         crashes = self._crashes(seen, found)
-        problems = tuple(self._problems(asked, seen, found, crashes))
+        problems = tuple(find_problems(self._host, asked, seen, found, crashes))
         of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
         metrics = self._rendered(seen, found, now, of_claims)
         is_changed, self._pools = pools != self._pools, pools
@@ -294,30 +279,9 @@ class Scanner:
             return ""
         return self._measured(seen, found, now, of_claims, self._claims.pods)
 
-    def _with_gpu_modes(self, seen: HostSnapshot) -> HostSnapshot:
-        """Add the modes of GPUs on which vGPUs can be created for claims.
-
-        nvidia-smi takes a second, so it is asked again only if the vGPUs have changed, and from
-        time to time, because an administrator may have changed a mode.
-        """
-        if not self._has_modes(seen):
-            return seen
-        if self._modes_are_due(seen) or self._known_modes is None:
-            found = with_gpu_modes(seen, self._host.tree)
-            facts = {name: getattr(found, name) for name in _OF_MODES}
-            before = (seen.vgpu_parents, seen.vgpus)
-            self._known_modes = _KnownModes(before, facts, time.monotonic())
-        return replace(seen, **self._known_modes.facts)
-
     def _has_modes(self, seen: HostSnapshot) -> bool:
+        """Whether the modes of GPUs matter: vGPUs can be created for claims."""
         return bool(self.settings.dra_node and seen.vgpu_parents and may_reset(self._host.tree))
-
-    def _modes_are_due(self, seen: HostSnapshot) -> bool:
-        """Whether nvidia-smi is to be asked again."""
-        known = self._known_modes
-        is_old = known is None or time.monotonic() > known.read_at + _MODES_INTERVAL
-        is_other = known is not None and known.before != (seen.vgpu_parents, seen.vgpus)
-        return self._has_modes(seen) and (is_old or is_other)
 
     def _created(self) -> Mapping[str, tuple[str, str]]:
         """The vGPUs of claims, also of those that the agent has not recorded yet."""
@@ -408,49 +372,6 @@ class Scanner:
         self._drift = {} if layout is None else layouts.drift(seen, layout)
         return node
 
-    def _problems(
-        self,
-        question: Question,
-        seen: HostSnapshot,
-        found: Inventory,
-        crashes: Mapping[str, Diagnostic],
-    ) -> Iterator[Problem]:
-        """Why a container must not start with the devices of a question."""
-        resource = found.resource(question.resource)
-        units = {unit.id: unit for unit in resource.units} if resource else {}
-        if not question.resource:
-            yield from _silent(found, question.verify)
-            return
-        for device in question.verify:
-            unit = units.get(device)
-            if unit is None:
-                yield Problem(device, f"{device} is not a device of {question.resource}")
-            elif unit.reasons:
-                yield Problem(device, "; ".join(each.summary for each in unit.reasons))
-            elif device in crashes:
-                yield Problem(device, crashes[device].summary)
-            elif resource is not None and resource.resets:
-                yield from self._reset(unit, seen)
-
-    def _reset(self, unit: NodeUnit, seen: HostSnapshot) -> Iterator[Problem]:
-        """Reset a device, unless a guest has it already: Kata starts its guest before containers.
-
-        VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
-        The kubelet has given the device to the pod already, which `in-use` allows.
-        """
-        if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
-            return
-        if not may_reset(self._host.tree):
-            return
-        for address in unit.addresses:
-            try:
-                self._host.reset(address, allow=("in-use",))
-            except Refusal as refusal:
-                reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
-                yield Problem(unit.id, f"cannot reset {address}: {reasons}")
-            except VfiomgrError as error:
-                yield Problem(unit.id, error.message, has_failed_reset=is_of_device(error))
-
 
 def _functions_of(units: Iterable[NodeUnit]) -> Iterator[PciAddress]:
     for unit in units:
@@ -464,37 +385,5 @@ def _wider(first: Question, second: Question) -> Question:
     return first if first.settings is not None or first == Question() else second
 
 
-def _silent(found: Inventory, devices: Container[str]) -> Iterator[Problem]:
-    """The devices of claims that do not answer."""
-    for unit in found.units:
-        reason = next((r for r in unit.reasons if r.rule == "silent-device"), None)
-        if reason is not None and unit.id in devices:
-            yield Problem(unit.id, reason.summary)
-
-
 def _text(error: VfiomgrError) -> str:
     return "; ".join((error.message, *error.details))
-
-
-def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
-    """The resources whose devices are not reset although their settings say so."""
-    for resource in found.resources:
-        if resource.resets and not may_reset(tree):
-            yield finding(
-                "reset-skipped",
-                "warning",
-                f"devices of {resource.name} are not reset before containers start",
-                (f"{PCI_DEVICES} is not writable",),
-                "VFIO resets a device when it is opened and closed",
-                "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service",
-                subject=resource.name,
-            )
-
-
-def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
-    """Write the labels of the node, if Node Feature Discovery has its directory there."""
-    if not tree.exists(FEATURES):
-        return  # the handlers of Kata are not read: that runs the container runtime
-    text = "".join(f"{line}\n" for line in labels(found, seen, kata_handlers(tree)))
-    if tree.read_text(FEATURES / _LABELS) != text:
-        tree.replace(FEATURES / _LABELS, text.encode(), durable=False)

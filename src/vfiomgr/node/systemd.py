@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
+from vfiomgr.node.model import FEATURES
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, SETTLE
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
@@ -21,8 +22,6 @@ AGENT = UNITS / "vfiomgr-node.service"
 CDI = UNITS / "vfiomgr-node-cdi.service"
 PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
 """The kubelet's directory of device plugins, whatever its --root-dir is."""
-FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
-"""Node Feature Discovery reads labels here."""
 
 _AFTER = f"local-fs.target {BOOT.name} vfiomgr-persist.service vfiomgr-vgpu.service"
 _KUBELETS = (

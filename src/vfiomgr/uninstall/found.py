@@ -19,6 +19,7 @@ from vfiomgr.kata.facts import read_configuration, read_configurations
 from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
 from vfiomgr.node import answers, offers, systemd
 from vfiomgr.node.dra.records import DIRECTORY as CLAIMS
+from vfiomgr.node.model import FEATURES
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import DIRECTORY
 from vfiomgr.persistence.model import SWEPT
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree
 
-LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, systemd.FEATURES / "vfiomgr")
+LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
 _BY_HAND = (systemd.AGENT, systemd.CDI, systemd.ENVIRONMENT, systemd.CREDENTIALS)
 """Units that an administrator installs; `node manifests` only prints them."""

@@ -77,7 +77,7 @@ def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
     put(kernel, f"/lib/modules/{RELEASE}/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko.xz:\n")
     put(kernel, "/sys/class/iommu/dmar0/intel-iommu/ecap", "f020df\n")
     as_installed(monkeypatch)
-    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
     monkeypatch.chdir(tmp_path)
     return kernel
 

@@ -76,7 +76,7 @@ version = 2
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have the same names whenever they are made."""
-    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
 
 
 def without_entry(dumped: dict[str, object]) -> dict[str, object]:

@@ -31,7 +31,7 @@ def with_containerd(place: Place) -> None:
     Containerd("2.1.9").install(place.kernel)
     place.kernel.sysfs.put_bytes("/usr/bin/crun", b"", 0o755)
     place.kernel.sysfs.put_bytes(SHIM, b"", 0o755)
-    place.patch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
+    place.patch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
 
 
 def kata_host(directory: Path) -> FakeKernel:

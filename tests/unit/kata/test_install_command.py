@@ -28,7 +28,7 @@ RS_SHIM = HostPath("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2")
 
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
 
 
 @pytest.mark.parametrize("told", ["2.1", "2.1.9"])

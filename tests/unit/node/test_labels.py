@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.facts import kata_handlers
-from vfiomgr.node.labels import labels
+from vfiomgr.node.labels import kata_handlers, labels
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.iommu import IommuState

@@ -21,10 +21,10 @@ from vfiomgr.host.udev import DeviceEvents
 from vfiomgr.library import Host
 from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
-from vfiomgr.node.model import Inventory, NodeSettings
+from vfiomgr.node.model import FEATURES, Inventory, NodeSettings
 from vfiomgr.node.observing import THOROUGH
 from vfiomgr.node.scan_process import serve
-from vfiomgr.node.scanner import FEATURES, Scanner
+from vfiomgr.node.scanner import Scanner
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
@@ -552,7 +552,7 @@ def test_gpu_instances_are_published_and_read_again_after_changes(
     assert any(device.target.unit for device in pool.devices)
     assert ("nvidia-smi", "mig", "-lgi") in asked
     asked.clear()
-    monkeypatch.setattr("vfiomgr.node.scanner._MODES_INTERVAL", 0)
+    monkeypatch.setattr("vfiomgr.node.facts._MODES_INTERVAL", 0)
     scanner.scan()
     assert ("nvidia-smi", "-q") in asked
 

@@ -20,7 +20,7 @@ from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.documents.text import sealed
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.libvirt.hook import InstallHook
-from vfiomgr.node import systemd
+from vfiomgr.node.model import FEATURES
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.initramfs.model import HOOKS, render_hook
@@ -78,7 +78,7 @@ def everything(tmp_path: Path) -> FakeKernel:
         SWEPT,
         RUNTIME / "node-quarantine.json",
         RUNTIME / "node-cdi.json",
-        systemd.FEATURES / "vfiomgr",
+        FEATURES / "vfiomgr",
     ):
         put(kernel, path, "{}\n")
     return kernel

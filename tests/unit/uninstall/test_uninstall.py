@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backups are made at one time."""
-    monkeypatch.setattr("vfiomgr.containers.runtimes.changes._stamp", lambda: "20261121T120000Z")
+    monkeypatch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
 
 
 def plan_of(kernel: FakeKernel, request: Uninstall | None = None) -> Plan:

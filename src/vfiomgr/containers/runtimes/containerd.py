@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.containers.runtimes import releases, text, values
-from vfiomgr.containers.runtimes.edits import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
+from vfiomgr.containers.runtimes.record import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.diagnostic import refuse
 from vfiomgr.units import Version

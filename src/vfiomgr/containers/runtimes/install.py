@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import containerd, other_runtimes, releases, removal, text
-from vfiomgr.containers.runtimes.apply import Prepared, checked, dump
-from vfiomgr.containers.runtimes.changes import (
+from vfiomgr.containers.runtimes.apply import (
     DEFAULTS,
+    Prepared,
     backup_path,
+    checked,
+    dump,
     file_changes,
     lock_names,
     no_change,
     texts_of,
 )
-from vfiomgr.containers.runtimes.edits import with_parts
 from vfiomgr.containers.runtimes.location import RuntimeLocation, beside, read_facts
 from vfiomgr.containers.runtimes.record import (
     RECORD,
@@ -31,6 +32,7 @@ from vfiomgr.containers.runtimes.record import (
     parts_in,
     runtime_at,
     text_of_record,
+    with_parts,
     with_runtime,
 )
 from vfiomgr.persistence.steps import ChangeFiles
@@ -38,9 +40,9 @@ from vfiomgr.persistence.steps import ChangeFiles
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.runtimes.edits import Edit
     from vfiomgr.containers.runtimes.facts import Texts
     from vfiomgr.containers.runtimes.model import RuntimeRequest
+    from vfiomgr.containers.runtimes.record import Edit
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.steps import FileChange
 

@@ -20,8 +20,8 @@ from vfiomgr.containers.runtimes.containerd import (
     oci_table,
     refuse_name,
 )
-from vfiomgr.containers.runtimes.edits import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.containers.runtimes.record import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.units import Version

@@ -1,11 +1,12 @@
-"""The record of the entries that vfiomgr added, and of the files that it changed for them."""
+"""Entries: what is written for one, and the record of those that vfiomgr added."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.runtimes.model import ProgramName, Setting
+from vfiomgr.containers.runtimes.model import ConfigFile, Key, ProgramName, Setting
+from vfiomgr.containers.runtimes.text import with_settings
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import InvalidDocument, NeedsRoot
@@ -144,3 +145,74 @@ def with_runtime(record: Iterable[InstalledRuntime], changed: InstalledRuntime) 
     """The text of the record with the present entries of a runtime; None if no entry is left."""
     place = (changed.program, changed.main)
     return render_record((*(one for one in record if (one.program, one.main) != place), changed))
+
+
+HEAD = "# vfiomgr: entries come with `vfiomgr runtime install`, and go with\n"
+HEAD += "# `vfiomgr runtime uninstall`.\n"
+EMPTY_JSON = "{}\n"
+
+
+class Edit(Value):
+    """Values for a file, or a block for a template."""
+
+    file: ConfigFile
+    settings: tuple[Setting, ...]
+    head: str = ""
+    """The heading of a new file."""
+    block: str = ""
+
+    @property
+    def text(self) -> str:
+        """The file with the values.
+
+        Raises:
+            InvalidDocument: its text is not readable.
+            Refusal: its text is not editable.
+
+        """
+        made = with_parts(self.file.text, self.head, [self.part], self.file.path)
+        return made or ""
+
+    @property
+    def part(self) -> EntryPart:
+        """What the edit adds to the file."""
+        return EntryPart(self.file.path, self.settings, self.block)
+
+
+class Decision(Value):
+    """The changes for an entry, in an order that is safe if interrupted."""
+
+    edits: tuple[Edit, ...]
+    notes: tuple[str, ...] = ()
+    ours: tuple[Key, ...] = ()
+    """Keys that the runtime may read differently afterwards, including all keys below."""
+    expected: tuple[Setting, ...] = ()
+    """What the runtime must read afterwards."""
+
+
+def with_parts(
+    original: str | None, head: str, parts: Iterable[EntryPart], place: str
+) -> str | None:
+    """A file with the values of entries, one after the other; without any it is the original.
+
+    Raises:
+        InvalidDocument: its text is not readable.
+        Refusal: its text is not editable.
+
+    """
+    parts = [part for part in parts if part.settings or part.block]
+    if not parts:
+        return original
+    is_new = original is None or (head == EMPTY_JSON and not original.strip())
+    text = head if is_new or original is None else original
+    for part in parts:
+        text = (
+            _joined(text, part.block) if part.block else with_settings(text, part.settings, place)
+        )
+    return text
+
+
+def _joined(start: str, block: str) -> str:
+    """A template with an appended block."""
+    gap = "" if not start or start.endswith("\n\n") else "\n" if start.endswith("\n") else "\n\n"
+    return f"{start}{gap}{block}"

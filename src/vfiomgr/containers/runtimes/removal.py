@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import text, values
-from vfiomgr.containers.runtimes.edits import with_parts
 from vfiomgr.containers.runtimes.facts import has_entry
 from vfiomgr.containers.runtimes.model import ConfigFile, Setting, absolute, covers, shown
 from vfiomgr.containers.runtimes.other_runtimes import BASE, beginning_of
@@ -23,6 +22,7 @@ from vfiomgr.containers.runtimes.record import (
     InstalledEntry,
     InstalledRuntime,
     parts_in,
+    with_parts,
 )
 from vfiomgr.diagnostic import refuse
 from vfiomgr.paths import HostPath

@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import removal, text, values
-from vfiomgr.containers.runtimes.apply import Prepared, checked, dump
-from vfiomgr.containers.runtimes.changes import (
+from vfiomgr.containers.runtimes.apply import (
     DEFAULTS,
+    Prepared,
     backups_of,
+    checked,
+    dump,
     file_changes,
     lock_names,
     no_change,
     texts_of,
 )
 from vfiomgr.containers.runtimes.containerd import CRI_NAMES
-from vfiomgr.containers.runtimes.edits import Decision
 from vfiomgr.containers.runtimes.location import RuntimeLocation, beside, read_facts
 from vfiomgr.containers.runtimes.model import shown
 from vfiomgr.containers.runtimes.record import (
     RECORD,
     ChangedFile,
+    Decision,
     InstalledRuntime,
     parse_record,
     runtime_at,
