@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.directories import DirectoryChanges
 from vfiomgr.node.health import reset_failed
 from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.listing import Listing
@@ -21,7 +20,7 @@ from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
 from vfiomgr.node.pages import AgentPages
-from vfiomgr.node.plugin_directory import DirectoryLock, remove_old_sockets
+from vfiomgr.node.plugin_directory import DirectoryChanges, DirectoryLock, remove_old_sockets
 from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import ServedResource

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.node.clients import Clients, cut
-from vfiomgr.node.sockets import is_served, stamp_of
+from vfiomgr.node.sockets import Clients, cut, is_served, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server as BaseServer
 from h2.exceptions import ProtocolError
 
-from vfiomgr.node.clients import Clients, cut
+from vfiomgr.node.sockets import Clients, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import HostError, UsageError, VfiomgrError
 from vfiomgr.node.answers import answer, preferred
-from vfiomgr.node.clients import cut, quoted_name
 from vfiomgr.node.kubelet import (
     DEVICE_PLUGIN,
     DEVICES,
@@ -24,7 +23,7 @@ from vfiomgr.node.kubelet import (
     register,
 )
 from vfiomgr.node.rpc import Server, failed_precondition, invalid_argument, service
-from vfiomgr.node.sockets import stamp_of
+from vfiomgr.node.sockets import cut, quoted_name, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

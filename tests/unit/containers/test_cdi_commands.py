@@ -110,17 +110,17 @@ def test_dynamic_ones_are_in_var_run(run: Run, kernel: FakeKernel) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("generate --write --output x", "--write and --output contradict"),
-        ("generate --lifetime dynamic", "--lifetime does nothing without --write"),
-        ("generate --kind n/g --write", "invalid CDI kind:"),
-        ("generate --consumer docker", "'docker' is not one of 'any'"),
-        ("remove", "missing argument: NAME"),
-        ("remove --all --stale", "missing argument: NAME"),
-        ("check /nonexistent.json", "cannot read a CDI specification /nonexistent.json"),
+        ("cdi generate --write --output x", "--write and --output contradict"),
+        ("cdi generate --lifetime dynamic", "--lifetime does nothing without --write"),
+        ("cdi generate --kind n/g --write", "invalid CDI kind:"),
+        ("cdi generate --consumer docker", "'docker' is not one of 'any'"),
+        ("cdi remove", "missing argument: NAME"),
+        ("cdi remove --all --stale", "missing argument: NAME"),
+        ("check cdi /nonexistent.json", "cannot read a CDI specification /nonexistent.json"),
     ],
 )
 def test_mistakes_are_told(run: Run, line: str, words: str) -> None:
-    answer = run("cdi", *line.split())
+    answer = run(*line.split())
     assert (answer.status, answer.stdout) == (2, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.node.stories import tell
-from vfiomgr.node.directories import DirectoryChanges
+from vfiomgr.node.plugin_directory import DirectoryChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

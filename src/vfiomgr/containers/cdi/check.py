@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.grammar import PREFERS_STATIC
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile, fault
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic
@@ -219,7 +220,7 @@ class _Findings:
                 for other, edits in dynamic[consumer.name].get(name, ()):
                     if edits == device.edits:
                         continue
-                    counts = STATIC if consumer.prefers_static else DYNAMIC
+                    counts = STATIC if consumer.has(PREFERS_STATIC) else DYNAMIC
                     line = specification.line(("devices", number, "name"))
                     what = f"{name} is a different device in {other}, and {counts} is used"
                     remedy = "keep one of them: consumers disagree about the directory"

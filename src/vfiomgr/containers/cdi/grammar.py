@@ -30,6 +30,52 @@ if TYPE_CHECKING:
 ANY = "any"
 
 
+FIRST = Version(0, 3)
+_V_0_5, _V_0_6, _V_0_7 = Version(0, 5), Version(0, 6), Version(0, 7)
+_V_1_0, _V_1_1 = Version(1, 0), Version(1, 1)
+
+
+class Trait(Value):
+    """What the libraries do since a version of CDI; None: never. The first crate has 0.7."""
+
+    go: Version | None
+    rust: Version | None
+
+
+REFUSES_UNKNOWN_KEYS = Trait(FIRST, _V_1_0)
+REFUSES_REMOVED_KEYS = Trait(FIRST, None)
+"""Keys that its own version does not have any more."""
+REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION = Trait(None, _V_1_1)
+REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED = Trait(_V_1_1, _V_1_1)
+MINDS_CASE = Trait(None, FIRST)
+"""The crate before 1.0 ignores a key in another case, unless the key is required."""
+REFUSES_SECOND_DOCUMENT = Trait(None, FIRST)
+"""The others read the first one."""
+REFUSES_NO_DEVICES = Trait(_V_1_0, _V_1_0)
+"""validate of pkg/cdi/spec.go."""
+REQUIRES_KEY_OF_DEVICES = Trait(_V_1_0, FIRST)
+REFUSES_EMPTY_EDITS = Trait(FIRST, _V_1_0)
+ACCEPTS_NODE_TYPES = Trait(FIRST, _V_1_0)
+"""The first crate has the test inverted."""
+ACCEPTS_NO_PERMISSIONS = Trait(None, _V_1_1)
+"""`permissions: none`."""
+ACCEPTS_V = Trait(_V_0_6, FIRST)
+"""`cdiVersion: v0.6.0`."""
+COMPARES_STATED_VERSION = Trait(Version(0, 5, 4), FIRST)
+"""Whether the stated version supports all used features."""
+ACCEPTS_DOT_IN_CLASS = Trait(_V_0_6, FIRST)
+PANICS_AT_ONE_LETTER = Trait(FIRST, None)
+CHECKS_ANNOTATIONS = Trait(None, FIRST)
+"""ValidateSpecAnnotations in Go gets a type that it ignores."""
+CHECKS_RDT = Trait(_V_0_7, _V_0_7)
+ACCEPTS_ROOT_CLOS = Trait(_V_1_1, None)
+CHECKS_NET_DEVICES = Trait(_V_1_1, _V_1_1)
+COUNTS_DISABLED_MONITORING = Trait(None, _V_1_1)
+"""`enableMonitoring: false` needs 1.1 too (requiresV110 in specs-go/version.go)."""
+PREFERS_STATIC = Trait(None, FIRST)
+"""If both directories have a name: the crate gets them in reverse order."""
+
+
 class Consumer(Value):
     """A program that reads specifications.
 
@@ -48,30 +94,15 @@ class Consumer(Value):
     Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log. Rust: so
     does handle_cdi_devices of pod-resources-rs, and its cache also stops at the first such file."""
 
+    def has(self, trait: Trait) -> bool:
+        """Whether its library has a trait."""
+        since = trait.rust if self.is_rust else trait.go
+        return since is not None and self.library >= since
+
     @property
     def family(self) -> Family:
         """The family of its library."""
         return "rust" if self.is_rust else "go"
-
-    @property
-    def ignores_unknown_keys(self) -> bool:
-        """Whether the library ignores unknown keys: only the crate before 1.0."""
-        return self.is_rust and self.library < Version(1, 0)
-
-    @property
-    def checks_edits(self) -> bool:
-        """Whether a device without edits is refused: by all except the crate before 1.0."""
-        return not self.ignores_unknown_keys
-
-    @property
-    def refuses_node_types(self) -> bool:
-        """Whether a valid node type is refused: the crate before 1.0 has the test inverted."""
-        return self.ignores_unknown_keys
-
-    @property
-    def prefers_static(self) -> bool:
-        """Which directory wins if both have a name: the crate gets them in reverse order."""
-        return self.is_rust
 
     def __str__(self) -> str:
         """`Kata's Go runtime (CDI library 0.6)`."""
@@ -120,8 +151,6 @@ def consumers_named(name: str) -> tuple[Consumer, ...]:
 
 Form = Literal["text", "number", "truth", "texts", "numbers", "strings by key", "part", "parts"]
 
-FIRST = Version(0, 3)
-
 
 class Key(Value):
     """The type of a key's value."""
@@ -139,39 +168,32 @@ class Key(Value):
     """The version that removed it."""
 
 
-_NEW_IN_0_5 = Version(0, 5)
-_NEW_IN_0_6 = Version(0, 6)
-_NEW_IN_0_7 = Version(0, 7)
-_NEW_IN_1_1 = Version(1, 1)
-
 TOP = "specification"
 KEYS: dict[str, dict[str, Key]] = {
     TOP: {
         "cdiVersion": Key(field="version", needed=True),
         "kind": Key(needed=True),
-        "annotations": Key("strings by key", since=_NEW_IN_0_6),
+        "annotations": Key("strings by key", since=_V_0_6),
         "devices": Key("parts", "device", needed=True),
         "containerEdits": Key("part", "edits", field="edits"),
     },
     "device": {
         "name": Key(needed=True),
-        "annotations": Key("strings by key", since=_NEW_IN_0_6),
+        "annotations": Key("strings by key", since=_V_0_6),
         "containerEdits": Key("part", "edits", field="edits", needed=True),
     },
     "edits": {
         "env": Key("texts"),
         "deviceNodes": Key("parts", "deviceNode", field="device_nodes"),
-        "netDevices": Key("parts", "netDevice", field="net_devices", since=_NEW_IN_1_1),
+        "netDevices": Key("parts", "netDevice", field="net_devices", since=_V_1_1),
         "hooks": Key("parts", "hook"),
         "mounts": Key("parts", "mount"),
-        "intelRdt": Key("part", "intelRdt", field="intel_rdt", since=_NEW_IN_0_7),
-        "additionalGids": Key(
-            "numbers", field="additional_gids", since=_NEW_IN_0_7, is_natural=True
-        ),
+        "intelRdt": Key("part", "intelRdt", field="intel_rdt", since=_V_0_7),
+        "additionalGids": Key("numbers", field="additional_gids", since=_V_0_7, is_natural=True),
     },
     "deviceNode": {
         "path": Key(needed=True),
-        "hostPath": Key(field="host_path", since=_NEW_IN_0_5),
+        "hostPath": Key(field="host_path", since=_V_0_5),
         "type": Key(),
         "major": Key("number"),
         "minor": Key("number"),
@@ -201,10 +223,10 @@ KEYS: dict[str, dict[str, Key]] = {
         "closID": Key(field="clos_id"),
         "l3CacheSchema": Key(field="l3_cache_schema"),
         "memBwSchema": Key(field="mem_bw_schema"),
-        "schemata": Key("texts", since=_NEW_IN_1_1),
-        "enableMonitoring": Key("truth", field="enable_monitoring", since=_NEW_IN_1_1),
-        "enableCMT": Key("truth", field="enable_cmt", until=_NEW_IN_1_1),
-        "enableMBM": Key("truth", field="enable_mbm", until=_NEW_IN_1_1),
+        "schemata": Key("texts", since=_V_1_1),
+        "enableMonitoring": Key("truth", field="enable_monitoring", since=_V_1_1),
+        "enableCMT": Key("truth", field="enable_cmt", until=_V_1_1),
+        "enableMBM": Key("truth", field="enable_mbm", until=_V_1_1),
     },
 }
 

@@ -5,8 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.grammar import (
+    ACCEPTS_DOT_IN_CLASS,
+    ACCEPTS_NO_PERMISSIONS,
+    ACCEPTS_NODE_TYPES,
+    ACCEPTS_ROOT_CLOS,
+    ACCEPTS_V,
+    CHECKS_ANNOTATIONS,
+    CHECKS_NET_DEVICES,
+    CHECKS_RDT,
+    COMPARES_STATED_VERSION,
+    COUNTS_DISABLED_MONITORING,
     FIRST,
     KEYS,
+    MINDS_CASE,
+    PANICS_AT_ONE_LETTER,
+    REFUSES_EMPTY_EDITS,
+    REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED,
+    REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION,
+    REFUSES_NO_DEVICES,
+    REFUSES_REMOVED_KEYS,
+    REFUSES_SECOND_DOCUMENT,
+    REFUSES_UNKNOWN_KEYS,
+    REQUIRES_KEY_OF_DEVICES,
     is_annotation_key,
     is_device_name,
     is_part,
@@ -39,9 +59,14 @@ if TYPE_CHECKING:
 
 Known = dict[tuple[object, tuple[object, ...]], tuple[Diagnostic, ...]]
 """What was found in a specification, by the rule and what it asks of a consumer."""
-_V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
-_CHECKS_NEEDS = Version(0, 5, 4)
-"""Older libraries do not check whether the stated version supports all used features."""
+_V_1_0, _V_1_1 = Version(1, 0), Version(1, 1)
+_ASKED_OF_EDITS = (
+    ACCEPTS_NODE_TYPES,
+    ACCEPTS_NO_PERMISSIONS,
+    ACCEPTS_ROOT_CLOS,
+    CHECKS_RDT,
+    CHECKS_NET_DEVICES,
+)
 _HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _NODE_TYPES = ("", "b", "c", "u", "p")
 _LONGEST_CLOS = 4096
@@ -83,22 +108,22 @@ def _is_no_mapping(spec: CdiSpecification) -> bool:
 def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     """Content that values cannot hold: yaml.UnmarshalStrict, which ignores case, and serde_yaml."""
     for oddity in spec.oddities:
-        if oddity.found.rule == "document-second" and not consumer.is_rust:
-            continue  # the first is read, and no other
+        if oddity.found.rule == "document-second" and not consumer.has(REFUSES_SECOND_DOCUMENT):
+            continue
         if oddity.found.rule == "key-case" and not _minds_case(oddity, consumer):
             continue
-        if oddity.found.rule == "key-unknown" and consumer.ignores_unknown_keys:
+        if oddity.found.rule == "key-unknown" and not consumer.has(REFUSES_UNKNOWN_KEYS):
             continue
         is_about_devices = (oddity.found.rule, oddity.path) == ("key-missing", ("devices",))
-        if is_about_devices and not (consumer.is_rust or _refuses_none(consumer)):
+        if is_about_devices and not consumer.has(REQUIRES_KEY_OF_DEVICES):
             continue
         yield oddity.found
 
 
 def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
     """Whether a key in another case is refused: as unknown, or as a missing required key."""
-    if not consumer.is_rust or not consumer.ignores_unknown_keys:
-        return consumer.is_rust
+    if not consumer.has(MINDS_CASE) or consumer.has(REFUSES_UNKNOWN_KEYS):
+        return consumer.has(MINDS_CASE)
     written = str(oddity.path[-1]).lower()
     meant = {name for keys in KEYS.values() for name in keys if name.lower() == written}
     keys = (key_at((*oddity.path[:-1], name)) for name in meant)
@@ -113,16 +138,21 @@ def _keys_in(spec: CdiSpecification) -> Iterator[tuple[Path, int, Key]]:
 
 
 def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
-    if consumer.ignores_unknown_keys:
+    if not consumer.has(REFUSES_UNKNOWN_KEYS):
         return
     for path, line, key in _keys_in(spec):
-        if key.until is not None and consumer.library >= key.until and not consumer.is_rust:
-            what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
-            yield fault("key-gone", line, what, "remove it")
+        if consumer.has(REFUSES_REMOVED_KEYS):
+            yield from _removed(path, line, key, consumer.library)
         if key.since > consumer.library:
             what = f"{shown_path(path)} needs CDI {_short(key.since)}"
             remedy = f"remove it, or use only consumers with CDI {_short(key.since)}"
             yield fault("key-newer", line, what, remedy)
+
+
+def _removed(path: Path, line: int, key: Key, version: Version) -> Iterator[Diagnostic]:
+    if key.until is not None and version >= key.until:
+        what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
+        yield fault("key-gone", line, what, "remove it")
 
 
 def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
@@ -131,7 +161,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
         return  # told as a key that is missing
     stated = version_of(spec.version)
     has_v = spec.version.startswith("v")
-    if stated is None or (has_v and not consumer.is_rust and consumer.library < _V_0_6):
+    if stated is None or (has_v and not consumer.has(ACCEPTS_V)):
         what = f"invalid cdiVersion: {spec.version!r}"
         yield fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
         return
@@ -144,7 +174,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
             else f"remove what needs CDI {_short(lowest)}"
         )
         yield fault("version-newer", line, what, remedy)
-    if consumer.library < _CHECKS_NEEDS:
+    if not consumer.has(COMPARES_STATED_VERSION):
         return
     for version, what in needs(spec):
         if stated < version <= min(consumer.library, _V_1_0):  # newer keys are told by themselves
@@ -165,17 +195,16 @@ def _kind(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
         if not is_part(part):
             what = f"invalid {name} in the kind: {part!r}"
             yield fault("kind", line, what, f"start it with a letter; use {_LETTERS}")
-        elif len(part) == 1 and not consumer.is_rust:
+        elif len(part) == 1 and consumer.has(PANICS_AT_ONE_LETTER):
             what = f"the {name} {part!r} has one letter, which makes the library panic"
             yield fault("kind-one-letter", line, what, "use two letters or more")
-    if "." in spec.device_class and consumer.library < _V_0_6:
+    if "." in spec.device_class and not consumer.has(ACCEPTS_DOT_IN_CLASS):
         what = f"the class {spec.device_class} has a dot, which CDI allows since 0.6"
         yield fault("kind", line, what, "use a dash instead")
 
 
 def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
-    """Only for the crate: ValidateSpecAnnotations in Go gets a type that it ignores."""
-    if not consumer.is_rust:
+    if not consumer.has(CHECKS_ANNOTATIONS):
         return
     parts: list[tuple[Path, tuple[tuple[str, str], ...]]] = [(("annotations",), spec.annotations)]
     parts += [(("devices", n, "annotations"), d.annotations) for n, d in enumerate(spec.devices)]
@@ -207,17 +236,12 @@ def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
         seen.setdefault(device.name, line)
         begin = (*path, "containerEdits")
         is_empty = device.edits.is_empty and begin not in invalid  # invalid parts are present
-        if is_empty and begin in spec.lines and consumer.checks_edits:
+        if is_empty and begin in spec.lines and consumer.has(REFUSES_EMPTY_EDITS):
             what = f"device {device.name} has no edits"
             yield fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
-    if not spec.devices and ("devices",) in spec.lines and _refuses_none(consumer):
+    if not spec.devices and ("devices",) in spec.lines and consumer.has(REFUSES_NO_DEVICES):
         what = "the file has no devices"
         yield fault("no-devices", spec.line(("devices",)), what, "remove the file, or add a device")
-
-
-def _refuses_none(consumer: Consumer) -> bool:
-    """Whether a file without devices is refused: since 1.0 (validate of pkg/cdi/spec.go)."""
-    return consumer.library >= _V_1_0
 
 
 def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
@@ -231,9 +255,9 @@ def _edits(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
             here = (*path, "mounts", number)
             yield from _not_empty(spec, (*here, "hostPath"), mount.host_path)
             yield from _not_empty(spec, (*here, "containerPath"), mount.container_path)
-        if edits.intel_rdt is not None and consumer.library >= _V_0_7:
+        if edits.intel_rdt is not None and consumer.has(CHECKS_RDT):
             yield from _rdt(spec, (*path, "intelRdt"), edits.intel_rdt, consumer)
-        if consumer.library >= _V_1_1:
+        if consumer.has(CHECKS_NET_DEVICES):
             yield from _net_devices(spec, (*path, "netDevices"), edits.net_devices)
 
 
@@ -249,14 +273,14 @@ def _node(
 ) -> Iterator[Diagnostic]:
     line, name = spec.line(path), node.path or shown_path(path)
     yield from _not_empty(spec, (*path, "path"), node.path)
-    if consumer.refuses_node_types:
+    if not consumer.has(ACCEPTS_NODE_TYPES):
         if node.type and node.type in _NODE_TYPES:
             what = f"{name}: crate 0.1 refuses the valid type {node.type!r}"
             yield fault("node-type-given", line, what, "remove it: the type is read from the node")
     elif node.type not in _NODE_TYPES:
         what = f"{name}: invalid type {node.type!r} (allowed: b, c, u, p)"
         yield fault("node-type", line, what, "write c for a character device, or remove it")
-    is_none = node.permissions == "none" and consumer.library >= _V_1_1 and consumer.is_rust
+    is_none = node.permissions == "none" and consumer.has(ACCEPTS_NO_PERMISSIONS)
     if set(node.permissions) - set("rwm") and not is_none:
         what = f"{name}: invalid permissions {node.permissions!r} (allowed: r, w, m)"
         yield fault("node-permissions", line, what, "write rw or rwm, or remove it")
@@ -274,7 +298,7 @@ def _rdt(
     spec: CdiSpecification, path: Path, rdt: CdiIntelRdt, consumer: Consumer
 ) -> Iterator[Diagnostic]:
     name = rdt.clos_id
-    is_root = name == "/" and consumer.library >= _V_1_1 and not consumer.is_rust
+    is_root = name == "/" and consumer.has(ACCEPTS_ROOT_CLOS)
     if not is_root and (
         len(name) >= _LONGEST_CLOS or name in (".", "..") or "/" in name or "\n" in name
     ):
@@ -304,14 +328,13 @@ def _not_empty(spec: CdiSpecification, path: Path, text: str) -> Iterator[Diagno
 def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     """Keys of other versions than the stated one (checked by libraries since 1.1)."""
     stated = version_of(spec.version)
-    if stated is None or consumer.library < _V_1_1:
+    if stated is None or not consumer.has(REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED):
         return
     counting = _counting(spec, consumer)
     for path, line, key in _keys_in(spec):
-        if key.until is not None and stated >= key.until and consumer.is_rust:
-            what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
-            yield fault("key-gone", line, what, "remove it")
-        elif key.since == _V_1_1 > stated and path in counting:
+        if consumer.has(REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION):
+            yield from _removed(path, line, key, stated)
+        if key.since == _V_1_1 > stated and path in counting:
             what = f"{shown_path(path)} needs cdiVersion 1.1.0, but the file has {spec.version}"
             yield fault("version-too-low", line, what, "write cdiVersion 1.1.0")
 
@@ -325,7 +348,7 @@ def _counting(spec: CdiSpecification, consumer: Consumer) -> set[Path]:
             found.add((*path, "netDevices"))
         if rdt is not None:
             found.add((*path, "intelRdt", "schemata"))
-            if rdt.enable_monitoring or consumer.is_rust:
+            if rdt.enable_monitoring or consumer.has(COUNTS_DISABLED_MONITORING):
                 found.add((*path, "intelRdt", "enableMonitoring"))
     return found
 
@@ -339,13 +362,12 @@ def _library(consumer: Consumer) -> tuple[object, ...]:
 
 
 def _checks(consumer: Consumer) -> tuple[object, ...]:
-    return consumer.checks_edits, _refuses_none(consumer)
+    return consumer.has(REFUSES_EMPTY_EDITS), consumer.has(REFUSES_NO_DEVICES)
 
 
 def _forms(consumer: Consumer) -> tuple[object, ...]:
     """What `_edits` asks of a consumer."""
-    since = [consumer.library >= version for version in (_V_0_7, _V_1_1)]
-    return consumer.is_rust, consumer.refuses_node_types, *since
+    return tuple(map(consumer.has, _ASKED_OF_EDITS))
 
 
 _RULES: tuple[tuple[Rule, Distinction], ...] = (

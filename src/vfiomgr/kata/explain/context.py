@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import Consumer, consumers_named
+from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer, consumers_named
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
@@ -204,7 +204,7 @@ class PodContext(Value, dict=True):
         files = [file for file in self.host.cdi_files if reads(consumer, file)]
         pairs = [(file, read_file(file, consumer.family)) for file in files]
         good = [pair for pair in pairs if not faults(pair[1], consumer)]
-        last = STATIC if consumer.prefers_static else DYNAMIC
+        last = STATIC if consumer.has(PREFERS_STATIC) else DYNAMIC
         return tuple(sorted(good, key=lambda pair: pair[0].directory == last))
 
     @property

@@ -3,6 +3,8 @@
 The kubelet finds the plugin by a socket in its registry, asks it for its name, and connects to its
 other socket. It repeats what fails: preparing a claim, and unpreparing it.
 
+None of its sockets replaces or removes that of another process.
+
 Sources: pkg/kubelet/cm/dra/plugin of kubernetes/kubernetes, api.proto of k8s.io/kubelet.
 """
 
@@ -10,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from vfiomgr.errors import UsageError, VfiomgrError
+from vfiomgr.errors import Refusal, UsageError, VfiomgrError
 from vfiomgr.node.dra.model import DRIVER
-from vfiomgr.node.dra.sockets import Socket, remove_stale
 from vfiomgr.node.kubelet import (
     CLAIM_METHODS,
     CLAIMS,
@@ -25,15 +28,16 @@ from vfiomgr.node.kubelet import (
     PLUGIN_METHODS,
     PLUGINS,
 )
-from vfiomgr.node.rpc import service
-from vfiomgr.node.serving import Latest, text_of
+from vfiomgr.node.rpc import Server, service
+from vfiomgr.node.serving import PREFIX, Latest, require_short, text_of
+from vfiomgr.node.sockets import is_served, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
-    from vfiomgr.node.rpc import Message
+    from vfiomgr.node.rpc import Message, Methods
 
     Prepare = Callable[[str, str, str], Awaitable[PreparedClaim]]
     """Prepare a claim by its namespace, name and UID; raises VfiomgrError."""
@@ -263,3 +267,88 @@ class DraPlugin:
                 await asyncio.wait(self._answers.work, timeout=_FINISHING)
             await self._registrar.stop()
             await self._endpoint.stop()
+
+
+_HIDDEN = f".{PREFIX}"
+_OWNER_ONLY = 0o600
+
+
+class Socket:
+    """A server on a path.
+
+    It is made at a hidden path, which the kubelet ignores, and renamed when it answers: the kubelet
+    finds no socket that does not, and one of a process that has ended is replaced at once.
+    """
+
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
+        self.path = path
+        self._tell = tell
+        self._server: Server | None = None
+        self._inode = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the socket is the one of this server."""
+        stamp = stamp_of(self.path)
+        return stamp is not None and stamp[0] == self._inode
+
+    async def start(self, *methods: Methods) -> None:
+        """Serve; a socket of a process that has ended is replaced.
+
+        Raises:
+            Refusal: another process serves this path.
+            UsageError: the path cannot be used.
+
+        """
+        hidden = os.path.join(os.path.dirname(self.path), f"{_HIDDEN}{secrets.token_hex(4)}")
+        for path in (self.path, hidden):
+            require_short(path, "--kubelet-root")
+        if is_served(self.path):
+            message = f"another process serves {self.path}"
+            raise Refusal(message, "stop that process first; find it with fuser")
+        server = Server(*methods, tell=self._tell)
+        try:
+            await server.serve(hidden)
+            os.chmod(hidden, _OWNER_ONLY)
+            os.rename(hidden, self.path)
+        except OSError as error:
+            await server.stop()
+            with suppress(OSError):
+                os.unlink(hidden)
+            message = f"cannot serve {self.path}: {error}"
+            raise UsageError(message, "check that the directory exists and is writable") from None
+        stamp = stamp_of(self.path)
+        self._server, self._inode = server, 0 if stamp is None else stamp[0]
+
+    async def stop(self) -> None:
+        """Remove the socket, and end the calls."""
+        self.remove()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+
+    def remove(self) -> None:
+        """Remove the socket if it is the one of this server; connections stay."""
+        if self.is_there:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+
+def remove_stale(directory: str, prefix: str) -> None:
+    """Remove the sockets of processes that were killed: the kubelet connects to all it finds.
+
+    Raises:
+        UsageError: there is no such directory.
+
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
+        raise UsageError(message, "start the kubelet first, or pass --kubelet-root") from None
+    for name in names:
+        path = os.path.join(directory, name)
+        is_ours = name.startswith(prefix) and name.endswith(".sock")
+        if (is_ours or name.startswith(_HIDDEN)) and not is_served(path):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
