@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from msgspec.structs import replace
 
 from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.listing import first_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.errors import VfiomgrError
 
@@ -76,6 +77,10 @@ class Remedy(Value):
         """Whether it changes something on this host, and no safety check would refuse it."""
         return True
 
+    def instead(self, _host: object) -> tuple[Remedy, ...]:
+        """What resolves a refusal of it on this host; nothing if it is in place."""
+        return ()
+
 
 class Position(Value, order=True):
     """A line and a column of a document, both from 1."""
@@ -116,7 +121,10 @@ class Diagnostic(Value):
     def remedy(self) -> str:
         """All remedies in one sentence; empty if nothing needs to be done."""
         first, *others = self.remedies or (Remedy(""),)
-        return str(first) + "".join(f"{other.joint}{other}" for other in others)
+        joints = [other.joint for other in others]
+        if joints[-1:] == [", "]:
+            joints[-1] = ", or "  # the last of a list
+        return str(first) + "".join(f"{j}{other}" for j, other in zip(joints, others, strict=True))
 
     @property
     def line(self) -> int:
@@ -206,15 +214,6 @@ def in_document(diagnostic: Diagnostic) -> str:
 
 MOST_FINDINGS = 100
 """Maximum number of findings that are printed, besides blockers."""
-Finding = TypeVar("Finding")
-
-
-def first_of(
-    findings: Sequence[Finding], most: int = MOST_FINDINGS
-) -> tuple[Sequence[Finding], tuple[str, ...]]:
-    """The first findings, and a line with the number of others, if there are any."""
-    omitted = len(findings) - most
-    return findings[:most], (f"and {omitted} more",) if omitted > 0 else ()
 
 
 def most_findings(findings: Iterable[Diagnostic]) -> int:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from vfiomgr import check as library
 from vfiomgr.cli.options import READING, LazyGroup, session_options
-from vfiomgr.cli.output import print_document, print_findings, report_document, say
-from vfiomgr.cli.reports import (
-    exit_status,
-    note_not_checked,
-    say_unknown,
-    strict_option,
-    summary,
-)
+from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.snapshot.session import session_of
-
-if TYPE_CHECKING:
-    from vfiomgr.rules.report import Report
 
 _COMMANDS = {
     "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),
@@ -65,15 +53,5 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
         return
     session = session_of(context)
     report = library.check(session.scan(with_readiness=True))
-    if session.format != "table":
-        print_document("CheckReport", report_document(report, every=every), session.format)
-    else:
-        _print(report, every=every)
+    print_report(report, "not ready", session.format, every=every)
     context.exit(exit_status(report, strict=strict))
-
-
-def _print(report: Report, *, every: bool) -> None:
-    print_findings(report, every=every)
-    say_unknown(report.unknown)
-    say(summary(report, "not ready", fine=f"fine{'' if every else ' (see --all)'}"))
-    note_not_checked(report.not_checked, every=every, option="--all")

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.driver_rules import gpus
 from vfiomgr.check.model import command_line
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_VGA
+from vfiomgr.rules.remedies import kernel_option
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import Version, counted
 
@@ -130,7 +132,8 @@ def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic
             ),
             "a fault in vfio_pci_core_sriov_configure leaves the function unusable until a reboot; "
             "libvirt unbinds it when a guest with managed='yes' stops",
-            f"use managed='no' in the guest, and: vfiomgr bind --persist {names}",
+            "use managed='no' in the guest",
+            bind_remedy(f"vfiomgr bind --persist {names}", devices, persist=True, joint=", and: "),
         )
 
 
@@ -263,9 +266,13 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
             "vfio-pci lets idle functions sleep; if the port cuts their power, a few devices do "
             "not wake up until the host is power-cycled",
-            "if a GPU disappears this way, bind it with: "
-            f"vfiomgr bind {devices[0].address} --no-d3cold; if it is on VFIO already, write 0 "
-            "to its d3cold_allowed",
+            bind_remedy(
+                "if a GPU disappears this way, bind it with: "
+                f"vfiomgr bind {devices[0].address} --no-d3cold",
+                devices[:1],
+                no_d3cold=True,
+            ),
+            Remedy("if it is on VFIO already, write 0 to its d3cold_allowed", joint="; "),
         )
 
 
@@ -311,7 +318,11 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             f"the firmware's framebuffer uses the memory of {device}",
             (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
             f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
-            f"{since}add initcall_blacklist=sysfb_init to the kernel command line"
-            f"{command_line(facts)} and reboot",
+            kernel_option(
+                "initcall_blacklist=sysfb_init",
+                host.kernel_command_line,
+                since,
+                f"{command_line(facts)} and reboot",
+            ),
             subject=device,
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, rebuild_initramfs
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.expressions import expression
+from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
@@ -75,8 +77,13 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
             "the group must be assigned together: the host loses these devices too",
-            "move the GPU to a slot with its own group, enable ACS in the firmware setup, or bind "
-            f"all of them with: vfiomgr bind {inside[0].address} --with-group",
+            "move the GPU to a slot with its own group",
+            Remedy("enable ACS in the firmware setup", joint=", "),
+            bind_remedy(
+                f"bind all of them with: vfiomgr bind {inside[0].address} --with-group",
+                inside[:1],
+                with_group=True,
+            ),
         )
 
 
@@ -160,7 +167,7 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists),
         "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
         "guest, and may fail to unload while it drives a display",
-        _pinning(host, displays) if displays else _blacklisting(host),
+        *(_pinning(host, displays) if displays else (_blacklisting(host),)),
     )
 
 
@@ -176,19 +183,22 @@ def _sign(device: PciDevice) -> str:
     return f"may be the console's display: class {device.class_code}"
 
 
-def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
-    """Return the remedy that keeps nouveau for the console and pins the other NVIDIA GPUs."""
+def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> Iterator[Remedy]:
+    """Return the remedies that keep nouveau for the console and pin the other NVIDIA GPUs."""
     others = [
         d
         for d in gpus(host)
         if d.vendor_id == _NVIDIA and d not in displays and d.physical_function is None
     ]
     slots = {d.address.slot: d for d in reversed(others)}
-    names = " ".join(str(d.address) for d in sorted(slots.values(), key=lambda d: d.address))
-    why = "keep nouveau: without it the console stays dark"
-    if not names:
-        return f"{why}; use a second graphics card for guests or for the console"
-    return f"{why}; bind the GPUs for guests instead: vfiomgr bind --persist {names}"
+    pinned = sorted(slots.values(), key=lambda d: d.address)
+    yield Remedy("keep nouveau: without it the console stays dark")
+    if pinned:
+        names = " ".join(str(device.address) for device in pinned)
+        text = f"bind the GPUs for guests instead: vfiomgr bind --persist {names}"
+        yield bind_remedy(text, pinned, persist=True, joint="; ")
+    else:
+        yield Remedy("use a second graphics card for guests or for the console", joint="; ")
 
 
 def _blacklisting(host: HostSnapshot) -> str:
@@ -202,14 +212,15 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         held = [d for d in _native(host) if d.driver == name]
         module = facts.module((held[0].driver_module or name).replace("-", "_"))
         is_first = module.state == "built-in"
+        shown, more = first_of(held, _SHOWN, "; list them with: vfiomgr list")
         severity: Severity = "warning" if is_first else "info"
         yield finding(
             "host-driver",
             severity,
             f"{_counted(held)} on host driver {name}",
-            (*(f"{d} is on {name}" for d in held[:_SHOWN]), *_beyond(held), *_module(module, host)),
+            (*(f"{d} is on {name}" for d in shown), *more, *_module(module, host)),
             _race(name, "it" if len(held) == 1 else "them", is_first=is_first),
-            _race_remedy(host, held[0], is_first=is_first),
+            *_race_remedies(host, held[0], is_first=is_first),
         )
 
 
@@ -233,11 +244,6 @@ def _counted(devices: Sequence[PciDevice]) -> str:
     return f"{len(devices)} GPUs or accelerators"
 
 
-def _beyond(devices: Sequence[PciDevice]) -> tuple[str, ...]:
-    more = len(devices) - _SHOWN
-    return (f"and {more} more; list them with: vfiomgr list",) if more > 0 else ()
-
-
 def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
     match module.state:
         case "built-in":
@@ -253,18 +259,22 @@ def _race(name: str, them: str, *, is_first: bool) -> str:
     return f"{name} binds {them} at boot"
 
 
-def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str:
+def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> Iterator[Remedy]:
     slot = host.slot(first)
     blocking = blockers(host.group_members(first.iommu_group))
     shared = any(d not in slot and not d.is_bridge for d in blocking)
     command = f"vfiomgr bind {first.address}{' --with-group' if shared else ''}"
-    bind = f"before a guest starts: {command}"
+    which = ""
     if first.driver == guards.GIM:
-        bind = f"for virtual functions, {guards.GIM_OPTIONS}; for the entire GPU, {bind}"
-    if is_first:
-        return f"{bind} (repeat it after each boot)"
-    update = ", then rebuild the initramfs" if host.initramfs is None else " --update-initramfs"
-    return f"{bind}; for a rule that applies at boot: {command} --persist{update}"
+        yield Remedy(f"for virtual functions, {guards.GIM_OPTIONS}")
+        which = "for the entire GPU, "
+    again = " (repeat it after each boot)" if is_first else ""
+    bind = f"{which}before a guest starts: {command}{again}"
+    yield bind_remedy(bind, [first], with_group=shared, joint="; ")
+    if not is_first:
+        update = ", then rebuild the initramfs" if host.initramfs is None else " --update-initramfs"
+        rule = f"for a rule that applies at boot: {command} --persist{update}"
+        yield bind_remedy(rule, [first], with_group=shared, persist=True, joint="; ")
 
 
 _IDS = expression(r"(?:^|\s)ids=(\S+)")
@@ -317,7 +327,7 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
         "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
         "loads first keeps them",
-        f"bind them by address, independent of the load order: {_pin(lost)}",
+        _pin("bind them by address, independent of the load order: ", lost),
     )
 
 
@@ -348,7 +358,7 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*sources, *(f"{d} is {_state(d)}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
         "only while all of its functions are on VFIO drivers",
-        f"bind entire slots by address: {_pin(partly)}",
+        _pin("bind entire slots by address: ", partly),
     )
 
 
@@ -356,10 +366,12 @@ def _state(device: PciDevice) -> str:
     return f"on {device.driver}" if device.driver else "on no driver"
 
 
-def _pin(devices: Sequence[PciDevice]) -> str:
+def _pin(before: str, devices: Sequence[PciDevice]) -> Remedy:
     """The command that binds one function of each slot, which binds the entire slot."""
-    firsts = {d.address.slot: d.address for d in reversed(devices)}
-    return f"vfiomgr bind --persist {' '.join(map(str, sorted(firsts.values())))}"
+    slots = {d.address.slot: d for d in reversed(devices)}
+    firsts = sorted(slots.values(), key=lambda d: d.address)
+    names = " ".join(str(device.address) for device in firsts)
+    return bind_remedy(f"{before}vfiomgr bind --persist {names}", firsts, persist=True)
 
 
 def _once(devices: Iterator[PciDevice]) -> list[PciDevice]:

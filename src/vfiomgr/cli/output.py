@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from vfiomgr.cli.table import Column, lines_of
-from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, first_of, most_findings
+from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, most_findings
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import Refusal
+from vfiomgr.listing import first_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.cli.options import Format
-    from vfiomgr.diagnostic import Diagnostic, Finding
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.rules.report import Report
 
@@ -252,6 +253,9 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
         "diagnostics": list(map(diagnostic_document, found)),
     }
     print_document("Error", body, output, err=True)
+
+
+Finding = TypeVar("Finding")
 
 
 def items_document(

@@ -6,13 +6,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from vfiomgr.cli.output import Marked, labelled, note, say
+from vfiomgr.cli.output import (
+    Marked,
+    labelled,
+    note,
+    print_document,
+    print_findings,
+    report_document,
+    say,
+)
+from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import READ_IT
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Severity
     from vfiomgr.rules.report import Report
 
@@ -41,6 +51,17 @@ def exit_status(*results: _Result, strict: bool) -> int:
     """1 if a result is negative, or with `strict` if it is unknown; else 0."""
     failed = any(one.is_blocked or (strict and one.unknown) for one in results)
     return _FAILED if failed else 0
+
+
+def print_report(report: Report, negative: str, output: Format, *, every: bool) -> None:
+    """Print a check with its verdict; `negative` is that of a blocker, as for `summary`."""
+    if output != "table":
+        print_document("CheckReport", report_document(report, every=every), output)
+        return
+    print_findings(report, every=every)
+    say_unknown(report.unknown)
+    say(summary(report, negative, fine=f"fine{'' if every else ' (see --all)'}"))
+    note_not_checked(report.not_checked, every=every, option="--all")
 
 
 def summary(report: Report, negative: str, *, fine: str = "") -> str:
@@ -87,6 +108,5 @@ def note_not_checked(texts: Iterable[str], *, every: bool, option: str) -> None:
 
 
 def _first(texts: Sequence[str]) -> str:
-    names = [text.partition(": ")[0] for text in texts]
-    rest = len(names) - _NAMED
-    return "; ".join((*names[:_NAMED], *([f"and {rest} more"] if rest else [])))
+    shown, more = first_of([text.partition(": ")[0] for text in texts], _NAMED)
+    return "; ".join((*shown, *more))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import first_of, refusal
+from vfiomgr.diagnostic import MOST_FINDINGS, refusal
 from vfiomgr.errors import Refusal, UsageError, forbid_together, require_choice, require_known
 from vfiomgr.kata.config import bases
 from vfiomgr.kata.config.bases import (
@@ -36,6 +36,7 @@ from vfiomgr.kata.model import (
     key_table,
 )
 from vfiomgr.kata.settings import parse
+from vfiomgr.listing import first_of
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
@@ -256,11 +257,11 @@ def _tell_of_findings(
             lines.append(f"{source}: {each.summary}: {each.why}; {each.remedy}")
         elif is_verbose:
             lines.append(f"{source}: {each.summary}: {each.why}")
-    shown, more = first_of(lines)
+    shown, more = first_of(lines, MOST_FINDINGS)
     for line in (*shown, *more):
         host.on_note(line)
     if ignored:
-        shown, more = first_of(ignored)
+        shown, more = first_of(ignored, MOST_FINDINGS)
         names = ", ".join((*shown, *more))
         host.on_note(f"{source} has keys that this Kata ignores: {names} (-v shows details)")
 

@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from vfiomgr.diagnostic import Diagnostic, Position, by_place, first_of, flaw, invalid_document
+from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, invalid_document
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import UsageError
@@ -35,6 +35,7 @@ from vfiomgr.layout.diagnostics import (
     wrong_value,
 )
 from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
+from vfiomgr.listing import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

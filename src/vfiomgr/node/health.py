@@ -12,6 +12,7 @@ from msgspec import field
 from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.expressions import expression
 from vfiomgr.node.model import HealthFacts, NodeUnit
+from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import VFIO_CDEVS, pci_device
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -125,7 +126,7 @@ def _wrong_driver(context: UnitContext) -> Iterator[Diagnostic]:
                 "wrong-driver",
                 unit.id,
                 f"{device.address} is on {device.driver or 'no driver'}",
-                f"vfiomgr bind {device.address}",
+                bind_remedy(f"vfiomgr bind {device.address}", [device]),
             )
 
 
@@ -141,7 +142,11 @@ def _not_viable(context: UnitContext) -> Iterator[Diagnostic]:
             "group-not-viable",
             unit.id,
             f"IOMMU group {unit.group} also contains {names}",
-            f"vfiomgr bind {unit.addresses[0]} --with-group",
+            bind_remedy(
+                f"vfiomgr bind {unit.addresses[0]} --with-group",
+                context.present[:1],
+                with_group=True,
+            ),
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from vfiomgr.diagnostic import diagnostics_of
-from vfiomgr.errors import Refusal
+from msgspec.structs import replace
+
+from vfiomgr.diagnostic import REVERSIBLE, Remedy, diagnostics_of
+from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.steps import Bind
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Option
+    from vfiomgr.engine.plan import Plan
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -39,6 +42,52 @@ def how_to_bind(
     found = diagnostics_to_bind(host, devices, with_group=with_group)
     told = (d.hint for d in as_commands(found, f"run {command}"))
     return "; ".join(dict.fromkeys(told)) or command
+
+
+class BindRemedy(Remedy, kw_only=True):
+    """The command `vfiomgr bind`, whose text contains it, as a request.
+
+    What uses a device now is no reason to drop it: that may end, or be allowed.
+    """
+
+    request: Bind
+
+    def is_useful(self, host: object) -> bool:
+        """Whether the request has something to do, and no safety check refuses it."""
+        try:
+            return bool(self._plan(host).steps)
+        except VfiomgrError:
+            return False
+
+    def instead(self, host: object) -> tuple[Remedy, ...]:
+        """The remedies of the refusal."""
+        try:
+            self._plan(host)
+        except VfiomgrError as error:
+            found = as_commands(diagnostics_of(error), self.text)
+            return tuple(Remedy(hint, joint="; ") for hint in dict.fromkeys(d.hint for d in found))
+        return ()
+
+    def _plan(self, host: object) -> Plan:
+        allow = self.request.allow.union(REVERSIBLE)
+        return plan_bind(cast("HostSnapshot", host), replace(self.request, allow=allow))
+
+
+def bind_remedy(  # noqa: PLR0913 - an option each
+    text: str,
+    devices: Iterable[PciDevice],
+    *,
+    with_group: bool = False,
+    persist: bool = False,
+    no_d3cold: bool = False,
+    joint: str = ", or ",
+) -> BindRemedy:
+    """The remedy to bind functions; with `persist` it is in place if they have the rules."""
+    addresses = tuple(device.address for device in devices)
+    request = Bind(
+        addresses, with_group=with_group, persist=persist, at_boot=persist, no_d3cold=no_d3cold
+    )
+    return BindRemedy(text, joint=joint, request=request)
 
 
 def bind_slots(host: HostSnapshot, devices: Iterable[PciDevice]) -> str:

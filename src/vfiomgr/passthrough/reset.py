@@ -10,6 +10,7 @@ from vfiomgr.diagnostic import Diagnostic, Remedy, allow, blocker, refusal, refu
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
+from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import (
     BusFunction,
@@ -239,9 +240,8 @@ def _why_no_bus(host: HostSnapshot, device: PciDevice) -> str:
         return "a root bus cannot be reset"
     neighbours = _neighbours(host, device)
     if neighbours:
-        named = ", ".join(str(d.address) for d in neighbours[:_NAMED])
-        more = f" and {len(neighbours) - _NAMED} more" if len(neighbours) > _NAMED else ""
-        return f"its bus also has {named}{more}"
+        names = [str(device.address) for device in neighbours]
+        return f"its bus also has {listed(names, _NAMED)}"
     return _HELD_BACK
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec.structs import replace
 
 from vfiomgr import capability
-from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.diagnostic import Diagnostic, Remedy
 from vfiomgr.rules.report import Report
 from vfiomgr.value import Value
 
@@ -108,9 +108,16 @@ class RuleSet(Value, Generic[C]):
 
 
 def with_useful_remedies(found: Diagnostic, host: object) -> Diagnostic:
-    """The finding without remedies that are in place already or would be refused."""
+    """The finding without remedies that are in place already or would be refused.
+
+    If none is left, it has what resolves the first refusal.
+    """
     useful = tuple(remedy for remedy in found.remedies if remedy.is_useful(host))
-    return found if useful == found.remedies else replace(found, remedies=useful)
+    if not useful:
+        refused = (remedy.instead(host) for remedy in found.remedies)
+        useful = next(filter(None, refused), ())
+    shown = tuple(Remedy(one.text, one.option, one.then, one.joint) for one in useful)
+    return found if shown == found.remedies else replace(found, remedies=shown)
 
 
 _REGISTERED: dict[str, RuleSet[Any]] = {}

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr import pci
 from vfiomgr.host.kernel import read_kernel
+from vfiomgr.listing import listed
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, translation
 from vfiomgr.pci import facts as pci_facts
@@ -186,5 +187,4 @@ _SHOWN = 4
 
 
 def _left_out(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"cannot identify {', '.join(names[:_SHOWN])}{more}, omitted: {UNIDENTIFIED}"
+    return f"cannot identify {listed(names, _SHOWN)}, omitted: {UNIDENTIFIED}"

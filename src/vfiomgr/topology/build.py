@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
+from vfiomgr.listing import listed
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.topology.model import LEADING_DOWN, PORTS, Problem, Topology, TopologyNode
@@ -34,7 +35,7 @@ def of_host(host: HostSnapshot) -> Iterator[Problem]:
     if host.devices and host.iommu.is_known and not host.iommu.is_on:
         yield Problem("iommu-off", "error", "IOMMU is off: no device can be passed through")
     if host.pci_unidentified:
-        text = f"cannot identify {_listed(host.pci_unidentified)}"
+        text = f"cannot identify {listed(host.pci_unidentified, _SHOWN)}"
         yield Problem("unidentified", "warning", text)
 
 
@@ -72,7 +73,7 @@ def _of_group(host: HostSnapshot, device: PciDevice) -> Iterator[Problem]:
         if device.is_on_vfio or other.address.slot != device.address.slot
     ]
     if blocking:
-        text = f"group {device.iommu_group} is not viable: {_listed(blocking)}"
+        text = f"group {device.iommu_group} is not viable: {listed(blocking, _SHOWN)}"
         yield Problem("group-not-viable", "warning", text)
 
 
@@ -95,11 +96,6 @@ def of_link(device: PciDevice, link: PciLink | None, port: PciLink | None) -> It
 
 def _least(*numbers: float | None) -> float | None:
     return min((number for number in numbers if number is not None), default=None)
-
-
-def _listed(texts: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
 
 
 _ROOT_COMPLEX = expression(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})")

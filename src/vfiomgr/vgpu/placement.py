@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy, blocker, refusal
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.listing import first_of
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
@@ -393,8 +394,8 @@ def _why_none(gpu: Gpu, kinds: Sequence[VgpuType]) -> str:
 
 def _listed(reasons: dict[str, str]) -> list[str]:
     lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-    left = len(lines) - _MOST_REASONS
-    return lines if left <= 0 else [*lines[:_MOST_REASONS], f"and {left} more GPUs"]
+    shown, more = first_of(lines, _MOST_REASONS, " GPUs")
+    return [*shown, *more]
 
 
 def _request(request: CreateVgpu) -> str:

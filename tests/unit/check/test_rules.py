@@ -18,8 +18,12 @@ from vfiomgr.check.model import (
     Readiness,
 )
 from vfiomgr.check.plan import check
+from vfiomgr.documents.text import TextFile
+from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.initramfs.model import Initramfs
+from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
@@ -135,17 +139,24 @@ def test_no_devices_no_verdict_about_the_iommu() -> None:
 
 def test_an_iommu_that_is_off_blocks_whatever_the_command_line_says() -> None:
     known = facts(has_acpi_tables=True, distribution=DEBIAN)
-    off = host(
-        device(iommu_group=None), kernel_command_line="quiet intel_iommu=on", readiness=known
-    )
+    off = host(device(iommu_group=None), kernel_command_line="quiet iommu=pt", readiness=known)
     finding = found(off, "iommu")
     assert finding is not None
     assert finding.severity == "blocker"
     assert "/sys/firmware/acpi/tables: DMAR" in finding.evidence
-    assert "/proc/cmdline: intel_iommu=on" in finding.evidence
+    assert "/proc/cmdline: iommu=pt" in finding.evidence
     assert "on Debian 12: edit GRUB_CMDLINE_LINUX in /etc/default/grub" in finding.remedy
     assert check(off).findings[0] == finding
     assert severity(off, "no-group") is None
+
+
+def test_an_option_that_the_kernel_has_is_not_a_remedy_for_an_iommu_that_is_off() -> None:
+    known = facts(has_acpi_tables=True, distribution=DEBIAN)
+    words = "quiet intel_iommu=on"
+    off = found(host(device(iommu_group=None), kernel_command_line=words, readiness=known), "iommu")
+    assert off is not None
+    assert "/proc/cmdline: intel_iommu=on" in off.evidence
+    assert off.remedy == "check dmesg for IOMMU; then reboot and run: vfiomgr groups"
 
 
 def test_tables_that_a_recording_lacks_are_no_evidence() -> None:
@@ -830,6 +841,16 @@ def test_claims_within_claims_are_one_finding() -> None:
     finding = found(host(readiness=facts(framebuffers=claims)), "firmware-framebuffer")
     assert finding is not None
     assert finding.evidence[0] == "/proc/iomem: BOOTFB, simpledrm below 0000:04:00.0"
+    assert "add initcall_blacklist=sysfb_init to the kernel command line" in finding.remedy
+
+
+def test_an_option_that_did_not_help_is_not_a_remedy_for_a_framebuffer() -> None:
+    claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse("0000:04:00.0"))
+    words = "quiet initcall_blacklist=sysfb_init"
+    known = facts(framebuffers=(claim,))
+    report = check(host(readiness=known, kernel_command_line=words))
+    (finding,) = (one for one in report.findings if one.rule == "firmware-framebuffer")
+    assert finding.remedies == ()
 
 
 def test_a_gpu_that_no_iommu_covers() -> None:
@@ -849,6 +870,42 @@ def test_a_shared_group_names_the_foreign_members_and_the_bridge_above() -> None
     assert finding.evidence[0].startswith("0000:06:00.0 ")
     assert finding.evidence[1] == "0000:00:01.0 is the lowest bridge above all of group 4"
     assert finding.remedy.endswith("vfiomgr bind 0000:04:00.0 --with-group")
+
+
+def test_a_group_that_cannot_be_bound_is_not_told_to_be() -> None:
+    finding = found(host(pci_device(), nic("0000:06:00.0", is_boot_display=True)), "shared-group")
+    assert finding is not None
+    assert finding.remedy == (
+        "move the GPU to a slot with its own group, or enable ACS in the firmware setup"
+    )
+
+
+def test_a_rule_that_is_written_is_not_told_to_be() -> None:
+    binding = PersistedBinding(device().identity, "vfio-pci", "vfio_pci")
+    rule = TextFile(rule_file(device().address), render_rule(binding))
+    finding = found(host(device(), readiness=facts(), files=(rule,)), "host-driver")
+    assert finding is not None
+    assert finding.remedy == "before a guest starts: vfiomgr bind 0000:04:00.0"
+
+
+def test_a_gpu_that_bind_refuses_has_the_remedy_of_the_refusal() -> None:
+    off = host(device(iommu_group=None), readiness=facts())
+    finding = found(off, "host-driver")
+    blocked = found(off, "iommu")
+    assert finding is not None
+    assert blocked is not None
+    assert "vfiomgr bind" not in finding.remedy
+    assert finding.remedy.startswith("add intel_iommu=on to the kernel command line")
+
+
+def test_what_uses_a_gpu_now_does_not_drop_the_command_for_later() -> None:
+    used = host(device(), readiness=facts())
+    user = DeviceUser("/dev/dri/card0", 1, "Xorg")
+    used = replace(used, users=(user,), devices=(device(nodes=("/dev/dri/card0",)),))
+    assert diagnostics_to_bind(used, used.devices)
+    finding = found(used, "host-driver")
+    assert finding is not None
+    assert "vfiomgr bind 0000:04:00.0;" in finding.remedy
 
 
 def test_a_gpu_in_a_shared_group_is_bound_with_its_group() -> None:

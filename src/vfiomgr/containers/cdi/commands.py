@@ -34,10 +34,11 @@ from vfiomgr.containers.cdi.model import (
     Naming,
     NodeForm,
 )
-from vfiomgr.diagnostic import first_of, most_findings
+from vfiomgr.diagnostic import most_findings
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
+from vfiomgr.listing import first_of
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted

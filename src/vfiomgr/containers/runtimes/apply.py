@@ -16,6 +16,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.transaction import ApplyContext, carry_out, prepared
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.listing import listed
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
 from vfiomgr.value import Value
@@ -39,10 +40,9 @@ def refuse_others(before: values.Data, after: values.Data, decision: Decision, n
     one, other = values.without_zeros(before), values.without_zeros(after)
     foreign = [key for key in values.differences(one, other) if not _is_ours(key, decision.ours)]
     if foreign:
-        more = f" and {len(foreign) - _MOST} more" if len(foreign) > _MOST else ""
         message = (
             f"{name} would also read other settings differently: "
-            f"{', '.join(map(shown, foreign[:_MOST]))}{more}"
+            f"{listed([shown(key) for key in foreign], _MOST)}"
         )
         refuse(
             "runtime-reads-otherwise",

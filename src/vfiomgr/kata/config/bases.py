@@ -15,6 +15,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import DROP_IN, KataConfigurationFile, KeyEntry, search_path
 from vfiomgr.kata.settings import KataSettings, merged, parse, read_settings, require_tables
+from vfiomgr.listing import listed
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
@@ -160,9 +161,7 @@ def tell_of_drop_ins(
         return
     neighbours = base.file.neighbours
     if neighbours:
-        named = ", ".join(path.name for path in neighbours[:_MOST_NAMED])
-        rest = len(neighbours) - _MOST_NAMED
-        others = f"{named} and {rest} more" if rest > 0 else named
+        others = listed([path.name for path in neighbours], _MOST_NAMED)
         host.on_note(
             f"{base.file.drop_in_directory} also applies to {others}, which get these keys too; "
             "use --whole to create a separate configuration"

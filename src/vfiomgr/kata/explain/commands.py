@@ -11,24 +11,17 @@ from vfiomgr.cli.output import (
     Marked,
     finding_document,
     print_document,
-    print_findings,
-    report_document,
     say,
 )
-from vfiomgr.cli.reports import (
-    exit_status,
-    note_not_checked,
-    say_unknown,
-    strict_option,
-    summary,
-)
+from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.containers.cdi.completion import complete_cdi_kind
-from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.completion import complete_handler
 from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
 from vfiomgr.kata.named import check_image as checked_image
+from vfiomgr.listing import first_of
+from vfiomgr.rules.report import by_severity
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import session_of
 from vfiomgr.units import counted
@@ -111,38 +104,38 @@ def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
             "each device that the kubelet could assign" if len(item.devices) > 1 else "the device"
         )
         yield f"{which}, if nothing were broken:" if item.is_broken else f"{which}:"
-    told = item.devices if is_whole else item.devices[:_CHAINS]
-    for chain in told:
+    most = len(item.devices) if is_whole else _CHAINS
+    chains, more = first_of(item.devices, most, ": -v or --format json shows all")
+    for chain in chains:
         yield from _chain_lines(chain)
-    more = len(item.devices) - len(told)
-    if more:
-        yield f"  and {more} more: -v or --format json shows all"
+    yield from (f"  {line}" for line in more)
     for difference in item.differences:
         yield f"  differences: {difference if is_whole else _shorter(difference)}"
     yield _verdict(item)
 
 
 def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
-    what, looked, breaks = step.what, step.looked_at, step.breaks
+    what, looked = step.what, step.looked_at
+    breaks, more = first_of(step.breaks, len(step.breaks))
     if not is_whole and step.name in _OF_EACH_DEVICE:
         what = LIST.join(_first(step.parts))
         looked = _first(looked)
-        breaks = tuple(sorted(breaks, key=lambda found: SEVERITIES.index(found.severity)))[:_BREAKS]
+        breaks, more = first_of(sorted(breaks, key=by_severity), _BREAKS, ": -v shows all")
     state = step.state.ljust(_STATE_WIDTH)
     yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH)}{what}")
     if looked:
         yield f"{_INDENT}  checked: {', '.join(looked)}"
     for found in breaks:
         yield from _break_lines(found)
-    if len(breaks) < len(step.breaks):
-        yield f"{_INDENT}and {len(step.breaks) - len(breaks)} more: -v shows all"
+    yield from (f"{_INDENT}{line}" for line in more)
 
 
 def _first(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The first items of many, and how many follow."""
     if len(parts) <= _LONG:
         return parts
-    return (*parts[:_PARTS], f"and {len(parts) - _PARTS} more")
+    shown, more = first_of(parts, _PARTS)
+    return (*shown, *more)
 
 
 def _shorter(difference: Difference) -> str:
@@ -302,11 +295,5 @@ def check_image(
     """
     session = session_of(context)
     report = checked_image(session, *addresses, config=config)
-    if session.format != "table":
-        print_document("CheckReport", report_document(report, every=every), session.format)
-    else:
-        print_findings(report, every=every)
-        say_unknown(report.unknown)
-        say(summary(report, "no guest can start", fine=f"fine{'' if every else ' (see --all)'}"))
-        note_not_checked(report.not_checked, every=every, option="--all")
+    print_report(report, "no guest can start", session.format, every=every)
     context.exit(exit_status(report, strict=strict))

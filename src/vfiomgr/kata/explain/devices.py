@@ -15,6 +15,7 @@ from vfiomgr.kata.explain.mediated import ISSUE, instead_of, why_not
 from vfiomgr.kata.explain.model import StepName, chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
 from vfiomgr.kata.model import CDEVS_SINCE
+from vfiomgr.listing import listed
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.pci.model import PciDevice
@@ -156,8 +157,7 @@ def _instead(context: PodContext, item: Request, count: int, kinds: tuple[str, .
         and not published & host.guest_nodes(device)
     ]
     if free:
-        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
-        return f"{fewer}, or also publish {', '.join(free[:_NAMED])}{more}: {generate}"
+        return f"{fewer}, or also publish {listed(free, _NAMED)}: {generate}"
     return f"{fewer}: no other device is available (vfiomgr list; vfiomgr bind)"
 
 
@@ -168,9 +168,7 @@ def _named_instead(context: PodContext, kind: str) -> str:
     names = list(dict.fromkeys(each.name for each in context.published if each.nodes))
     if not names:
         return "vfiomgr cdi list shows the devices"
-    more = len(names) - _NAMED
-    others = f" and {more} more (vfiomgr cdi list)" if more > 0 else ""
-    return f"use one of {', '.join(names[:_NAMED])}{others}"
+    return f"use one of {listed(names, _NAMED, ' (vfiomgr cdi list)')}"
 
 
 def _kinds_of_vfio(context: PodContext) -> dict[str, int]:

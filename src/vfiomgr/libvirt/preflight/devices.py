@@ -9,6 +9,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
@@ -54,6 +55,7 @@ def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
         others = [c.domain for c in claims if c.defined is not None and not c.is_held]
         if not others:
             continue
+        known, more = first_of(others, _SHOWN, ": vfiomgr libvirt list")
         starting = [other.argument for other in others if other.autostarts]
         yield finding(
             "claimed-by-domain",
@@ -61,8 +63,8 @@ def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
             f"{_counted(others)} {hostdev.name}",
             (
                 context.cite(hostdev),
-                *(_defined(other, hostdev.name) for other in others[:_SHOWN]),
-                *_beyond(others),
+                *(_defined(other, hostdev.name) for other in known),
+                *more,
             ),
             "the domain that starts first gets the device; the other one fails to start",
             "do not run them at the same time, or assign different devices"
@@ -88,11 +90,6 @@ def _counted(others: Sequence[KnownDomain]) -> str:
 def _defined(domain: KnownDomain, device: str) -> str:
     start = ", and starts at boot" if domain.autostarts else ""
     return f"domain {domain.name} is defined, with {device}{start}"
-
-
-def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
-    more = len(others) - _SHOWN
-    return (f"and {more} more: vfiomgr libvirt list",) if more > 0 else ()
 
 
 def by_process(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -14,6 +14,7 @@ from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.readiness_hints import (
     as_commands,
+    bind_remedy,
     bind_slots,
     diagnostics_to_bind,
     how_to_bind,
@@ -263,7 +264,7 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
                 f"{sysfs(device)}: no rule of vfiomgr bind --persist",
             ),
             "with managed='no' nothing binds it after a reboot, so the domain will not start",
-            f"vfiomgr bind {device.address} --persist",
+            bind_remedy(f"vfiomgr bind {device.address} --persist", [device], persist=True),
             subject=device,
         )
 

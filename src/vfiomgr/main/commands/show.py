@@ -14,6 +14,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.device import is_uuid
 from vfiomgr.libvirt.migration.devices import migratability_of
+from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import READ_IT, iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
@@ -168,9 +169,8 @@ def _at_next_boot(driver: object) -> Iterator[tuple[str, str]]:
 def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """One line for each text; if there are many, the number of the rest."""
     lines = list(texts)
-    yield from ((label, text) for text in lines[:_MOST])
-    if len(lines) > _MOST:
-        yield (label, f"and {len(lines) - _MOST} more")
+    shown, more = first_of(lines, _MOST)
+    yield from ((label, text) for text in (*shown, *more))
 
 
 def _members(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
