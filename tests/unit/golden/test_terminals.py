@@ -32,7 +32,7 @@ WIDTHS = (80, 100, 120, 200)
 CALLERS = {
     "cdi list": "containers.cdi.commands.list_devices",
     "check cdi": "containers.cdi.commands._print_check",
-    "explain": "cli.commands.help.explain",
+    "explain": "main.commands.help.explain",
     "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
