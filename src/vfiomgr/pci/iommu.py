@@ -238,7 +238,7 @@ def command_line_words(host: HostSnapshot) -> str | None:
     switched_off = [word for word in (host.kernel.command_line or "").split() if word in off]
     if switched_off:
         return f"remove {' '.join(switched_off)} from the kernel command line"
-    if kind.on and kind.on not in (host.kernel_command_line or "").split():
+    if kind.on and kind.on not in (host.kernel.command_line or "").split():
         which = " (on an Intel host)" if kind is _UNKNOWN else ""
         return f"add {kind.on} to the kernel command line{which}"
     return None
