@@ -79,7 +79,7 @@ def test_a_machine_starts_with_its_ports_and_memory(guest: str) -> None:
         b.kind == "root-port" for b in plan.guest.buses
     )
     assert shown.count("dev: pxb-pcie,") == count(plan, "expander")
-    assert re.findall(r"(\d+) nodes", shown)[0] == str(max(1, len(plan.guest.memory.cells)))
+    assert f"{len(plan.guest.memory.cells)} nodes" in shown
 
 
 @pytest.mark.skipif(not _X86, reason="no qemu-system-x86_64")

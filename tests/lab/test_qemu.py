@@ -114,11 +114,9 @@ def vgpu() -> Iterator[str]:
 
 def test_a_guest_has_both_functions_of_a_slot_in_one_slot(bound: str, topology: Topology) -> None:
     printed = vfiomgr("qemu", "args", bound, *SMALL).stdout
-    print(printed)
     names = {f"vfio-{a.replace(':', '-')}" for a in (bound, topology.addresses["gpu_audio"])}
     with started(*shlex.split(printed)) as (process, monitor):
         found = monitor.await_buses(names)
-        print(json.dumps(found, indent=1))
         places = sorted((one["bus"], one["slot"], one["function"]) for one in found.values())
         assert places == [(places[0][0], 0, 0), (places[0][0], 0, 1)]
         assert places[0][0] > 0
@@ -141,7 +139,6 @@ def test_a_configuration_file_starts_the_same_guest(bound: str, topology: Topolo
 
 def test_a_guest_shows_the_framebuffer_of_a_mediated_device(vgpu: str) -> None:
     printed = vfiomgr("qemu", "args", f"{vgpu},display,ramfb", *SMALL).stdout
-    print(printed)
     with started(*shlex.split(printed)) as (_, monitor):
         (found,) = monitor.await_buses({f"vfio-{vgpu}"}).values()
         assert (found["slot"], found["function"]) == (0, 0)
