@@ -6,15 +6,12 @@ import atexit
 import os
 import sys
 from importlib import import_module
-from types import ModuleType
-from typing import Any
 
 from vfiomgr.cli.garbage import collect_seldom
 
 _VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 """Variables by which the caller can change which code runs."""
 _TYPING = "typing_extensions"
-_METADATA = "importlib.metadata"
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 """Otherwise pydantic looks for them in each installed package, and runs their code."""
 
@@ -34,7 +31,6 @@ def start() -> None:
         atexit.register(_end_at_once, statuses)
     collect_seldom()
     os.environ.setdefault(*_NO_PLUGINS)
-    _import_metadata_when_used()
     _import_msgspec()
     try:
         import_module("vfiomgr.main.program").main()  # click is not imported before it is isolated
@@ -55,27 +51,6 @@ def _ignore_requests() -> None:
     import signal  # noqa: PLC0415 - slow, and other commands do not need it
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def _import_metadata_when_used() -> None:
-    """Let pydantic import importlib.metadata for its plugins without its costs: no plugin is used.
-
-    It imports the package email, which takes 10 ms. Whoever uses something of it has all of it.
-    """
-    if _METADATA in sys.modules:
-        return
-    stand_in = ModuleType(_METADATA)
-
-    def found(attribute: str) -> Any:  # noqa: ANN401 - as the module has it
-        if sys.modules.get(_METADATA) is stand_in:
-            del sys.modules[_METADATA]
-        return getattr(import_module(_METADATA), attribute)
-
-    def entry_points(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the module's
-        return found("entry_points")(*arguments, **named)
-
-    vars(stand_in).update(__getattr__=found, __path__=[], entry_points=entry_points)
-    sys.modules[_METADATA] = sys.modules["importlib"].metadata = stand_in  # type: ignore[attr-defined]
 
 
 def _import_msgspec() -> None:

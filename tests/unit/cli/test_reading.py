@@ -278,28 +278,6 @@ def test_the_command_imports_msgspec_without_typing_extensions_a_program_with_it
     assert result.stdout.splitlines()[-1] == str(has_it), result.stderr
 
 
-def test_a_layout_is_read_without_the_costs_of_importlib_metadata(tmp_path: Path) -> None:
-    layout = tmp_path / "layout.yaml"
-    layout.write_text("version: vfiomgr/v1\nlayouts: {none: {devices: []}}\n")
-    program = (
-        "import atexit, sys\n"
-        "from vfiomgr.__main__ import start\n"
-        "def tell():\n"
-        "    print('pydantic' in sys.modules, 'email' in sys.modules)\n"
-        "    import importlib.metadata\n"
-        "    names = importlib.metadata.entry_points().names\n"
-        "    from importlib.metadata import PackageNotFoundError, entry_points\n"
-        "    print(names == entry_points().names, issubclass(PackageNotFoundError, ImportError))\n"
-        "atexit.register(tell)\n"
-        f"sys.argv[1:] = ['--root', {str(tmp_path)!r}, 'plan', {str(layout)!r}]\n"
-        "start()"
-    )
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False
-    )
-    assert result.stdout.splitlines()[-2:] == ["True False", "True True"], result
-
-
 def test_every_command_has_help_with_examples(run: Run) -> None:
     commands = ["list", "show", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
     commands += [f"vgpu {verb}" for verb in ("list", "create", "remove")]
