@@ -139,7 +139,7 @@ def test_who_starts_it_at_boot_is_told(run: Run, kernel: FakeKernel) -> None:
 def test_its_name_is_all_that_define_prints_also_the_second_time(run: Run) -> None:
     assert run(*DEFINE).stdout == run(*DEFINE).stdout == f"{UUID}\n"
     assert "is already defined: nothing to do" in run(*DEFINE).stderr
-    fresh = run(*DEFINE[:-2]).stdout
+    fresh = run(*DEFINE[:-1]).stdout
     assert len(fresh) == len(f"{UUID}\n")
     assert fresh != f"{UUID}\n"
     document = json.loads(run(*DEFINE, "--format", "json").stdout)

@@ -242,6 +242,7 @@ def test_words_and_numbers_without_a_meaning_are_told_as_by_the_command(  # noqa
     with pytest.raises(vfiomgr.UsageError) as raised:
         call(host, *arguments, **{**known, **options})
     word = value[0] if isinstance(value, list) else value
-    answer = run(*command, f"--{name.replace('_', '-')}", str(word))
+    option = {"cri": "runtime"}.get(name, name.replace("_", "-"))
+    answer = run(*command, f"--{option}", str(word))
     assert answer.stderr.splitlines()[0] == f"vfiomgr: error: {raised.value.message}"
     assert answer.status == raised.value.exit_code
