@@ -86,7 +86,7 @@ def _cdev(host: HostSnapshot, node: str) -> NodeDevice:
     if not functions and not mediated:
         problem: str | None = f"no function has the VFIO device {name}"
     elif functions and not functions[0].vfio_cdev:
-        problem = f"the kernel does not create {node} (CONFIGVFIO_DEVICE_CDEV)"
+        problem = f"the kernel does not create {node} (CONFIG_VFIO_DEVICE_CDEV)"
     elif functions and not host.is_ready_for_guests(functions[0]):
         problem = f"{functions[0].address} is on {functions[0].driver or 'no driver'}"
     else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,6 +24,7 @@ _SECTIONS = {
     "global": ("global", ""),
 }
 """The sections of a configuration file by option, and the name of the first word of a value."""
+_LONGEST_LINE = 1023
 _LISTS = frozenset({"host-nodes"})
 """Properties with several values, which files number."""
 
@@ -36,7 +40,12 @@ def without_section(arguments: Iterable[QemuArgument]) -> tuple[QemuArgument, ..
 
 
 def configuration_file(arguments: Iterable[QemuArgument]) -> str:
-    """A file for -readconfig, without the arguments of `without_section`."""
+    """A file for -readconfig, without the arguments of `without_section`.
+
+    Raises:
+        UsageError: QEMU cannot read a value from a file.
+
+    """
     sections = (_section(one) for one in arguments if one.option in _SECTIONS)
     return "\n".join(sections)
 
@@ -45,8 +54,17 @@ def _section(argument: QemuArgument) -> str:
     section, head = _SECTIONS[argument.option]
     known = dict(argument.properties)
     named = f' "{known["id"]}"' if "id" in known else ""
-    lines = "".join(f'  {name} = "{value}"\n' for name, value in _pairs(argument, head))
+    lines = "".join(_line(name, value) for name, value in _pairs(argument, head))
     return f"[{section}{named}]\n{lines}"
+
+
+def _line(name: str, value: str) -> str:
+    """One property; QEMU reads lines of 1,023 bytes, without escapes (util/qemu-config.c)."""
+    line = f'  {name} = "{value}"\n'
+    if '"' in value or "\n" in value or len(os.fsencode(line)) > _LONGEST_LINE:
+        message = f"cannot write {name}={value!r} for -readconfig: QEMU cannot read it from a file"
+        raise UsageError(message, "omit --readconfig, or use a value without quotation marks")
+    return line
 
 
 def _pairs(argument: QemuArgument, head: str) -> Iterator[tuple[str, str]]:

@@ -92,3 +92,15 @@ def test_iommufd_is_refused_on_a_kernel_without_it(run: Run) -> None:
     assert "/dev/iommu" in refused.stderr
     assert "modprobe iommufd" in refused.stderr
     assert "iommufd" not in run("qemu", "args", "02:00.0", "--qemu-version", "10.0").stdout
+
+
+@pytest.mark.parametrize("name", ['/a"b.rom', f"/{'a' * 1023}.rom"])
+def test_a_value_that_qemu_cannot_read_from_a_file_is_refused(
+    run: Run, server: tuple[str, str], name: str
+) -> None:
+    device = f"{GPU},rom={name}"
+    assert run(*server, "qemu", "args", device).status == 0
+    printed = run(*server, "qemu", "args", device, "--readconfig")
+    assert (printed.status, printed.stdout) == (2, "")
+    assert f"cannot write romfile={name!r} for -readconfig" in printed.stderr
+    assert "remedy: omit --readconfig" in printed.stderr
