@@ -15,7 +15,9 @@ __version__ = "0.9.0"
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from vfiomgr import cdi, kata, libvirt, oci, qemu, runtimes
+    from vfiomgr import kata, libvirt, oci, qemu
+    from vfiomgr.containers.cdi import named as cdi
+    from vfiomgr.containers.runtimes import named as runtimes
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
@@ -81,15 +83,16 @@ __all__ = [
 def importing(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of a package (PEP 562), which imports names on first use.
 
-    `places` maps each public name to its module; it is empty for a name that is a module itself.
+    `places` maps each public name to its module. For a name that is a module itself it is empty, or
+    ends with a dot if the module has another name.
     """
 
     def find(name: str) -> object:
         if name not in places:
             message = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(message)
-        if not places[name]:
-            return import_module(f"{package}.{name}")
+        if not places[name] or places[name].endswith("."):
+            return import_module(f"{package}.{places[name].rstrip('.') or name}")
         return getattr(import_module(f"{package}.{places[name]}"), name)
 
     return find
@@ -114,7 +117,9 @@ _PLACES = dict.fromkeys(__all__, "errors") | {
     "TopologyNode": "topology.model",
     "Unbind": "passthrough.named",
     "Vgpu": "vgpu.model",
-    **dict.fromkeys(("cdi", "kata", "libvirt", "oci", "qemu", "runtimes"), ""),
+    **dict.fromkeys(("kata", "libvirt", "oci", "qemu"), ""),
+    "cdi": "containers.cdi.named.",
+    "runtimes": "containers.runtimes.named.",
 }
 """The module of each name; an error, unless named here."""
 

@@ -273,3 +273,7 @@ def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
     if isinstance(error, Refusal) and error.diagnostics:
         return error.diagnostics
     return (blocker("refused", "", error.message, error.remedy),)
+
+
+READ_IT = "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json"
+"""The remedy for facts that a recording lacks."""

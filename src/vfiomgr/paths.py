@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciAddress
 
 
 class HostPath(str):
@@ -61,22 +56,9 @@ RUNTIME = HostPath("/run/vfiomgr")
 SRIOV_MANAGE = HostPath("/usr/lib/nvidia/sriov-manage")
 
 
-@lru_cache(maxsize=1 << 13)
-def pci_device(address: PciAddress) -> HostPath:
-    """The directory of a PCI function."""
-    return PCI_DEVICES / str(address)
-
-
 def vfio_group_node(group: int, *, noiommu: bool = False) -> HostPath:
     """The device node of an IOMMU group, which gives access to its devices."""
     return VFIO_NODES / (f"noiommu-{group}" if noiommu else str(group))
-
-
-def vfio_group_node_text(group: int | None, address: PciAddress) -> str:
-    """The node of a function's IOMMU group in a shell command, also if its number is unknown."""
-    if group is not None:
-        return vfio_group_node(group)
-    return f"{VFIO_NODES}/$(basename $(readlink {pci_device(address)}/iommu_group))"
 
 
 SCRIPT = HostPath("/etc/libvirt/hooks/qemu.d/50-vfiomgr")

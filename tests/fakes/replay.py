@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from tests import api
 from tests.fakes.kernel import FakeKernel
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS
-from vfiomgr.pci.model import is_address
+from vfiomgr.pci.model import is_address, pci_device
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,10 +23,10 @@ from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.paths import BOOT_ID
 from vfiomgr.pci.drivers import read_origins
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:

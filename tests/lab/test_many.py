@@ -15,9 +15,8 @@ from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

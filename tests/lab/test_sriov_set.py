@@ -11,9 +11,8 @@ from tests import api
 from tests.lab.command import document, vfiomgr
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVfCount, SetVirtualFunctions
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, is_address, pci_device
 from vfiomgr.persistence.initramfs.facts import has_sdbootutil, read_manager
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:
     """Whether functions have driver_override; None for recordings without any."""
-    if any(tree.exists(paths.pci_device(d.address) / "driver_override") for d in devices):
+    if any(tree.exists(pci_device(d.address) / "driver_override") for d in devices):
         return True
     return False if devices and tree.is_live else None
 

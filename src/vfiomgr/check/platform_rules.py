@@ -15,7 +15,7 @@ from vfiomgr.paths import (
     PCI_DRIVERS,
     VFIO_CDEVS,
 )
-from vfiomgr.pci.iommu import command_line_words
+from vfiomgr.snapshot.hardware import command_line_words
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

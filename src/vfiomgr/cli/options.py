@@ -13,9 +13,14 @@ from vfiomgr.cli.output import say_text
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from click.shell_completion import CompletionItem
+
+    Items = list[CompletionItem[str]]
+    Describe = Callable[[], str]
+    Candidates = Iterable[tuple[str, Describe | None]]
+    """Words, each with what says what it is."""
 
     from vfiomgr.diagnostic import Override
 
@@ -85,6 +90,26 @@ def complete_directory(
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
 
     return [CompletionItem(incomplete, type="dir")]
+
+
+def continuing(
+    context: click.Context, parameter: click.Parameter, incomplete: str, names: Candidates
+) -> Items:
+    """Those that continue what is typed, without those that an argument has already."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
+    typed = context.params.get(str(parameter.name)) or ()
+    taken = frozenset(typed if isinstance(typed, tuple) else ())
+    return [
+        CompletionItem(name, describe=describe)
+        for name, describe in dict(names).items()
+        if name.startswith(incomplete) and name not in taken
+    ]
+
+
+def names_only(names: Iterable[str]) -> Iterator[tuple[str, None]]:
+    """Candidates that say themselves what they are."""
+    return ((name, None) for name in names)
 
 
 Format = Literal["table", "json", "yaml"]

@@ -15,8 +15,8 @@ from vfiomgr.cli.output import (
     report_document,
     say,
 )
+from vfiomgr.diagnostic import READ_IT
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import READ_IT
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

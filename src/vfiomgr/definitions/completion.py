@@ -13,7 +13,7 @@ from vfiomgr.vgpu.completion import complete_vgpu
 if TYPE_CHECKING:
     import click
 
-    from vfiomgr.cli.completion import Describe, Items
+    from vfiomgr.cli.options import Describe, Items
 
 
 def complete_definition(

@@ -20,8 +20,8 @@ from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.text import Malformed, TextFile, parse_json
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.paths import MDEV_DEVICES, HostPath, pci_device
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.paths import MDEV_DEVICES, HostPath
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.persistence.model import RULES, UNITS
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import is_same_text

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.snapshot.values import Holder
 
 
 class Checkpoint(Value):
@@ -240,7 +240,7 @@ class Step:
         """Whether undoing it moves its device from its present driver."""
         return False
 
-    def made_vgpu(self, _host: HostSnapshot) -> Vgpu | None:
+    def made_vgpu(self, _host: HostSnapshot) -> Holder | None:
         """The vGPU that it created and that undoing it removes."""
         return None
 

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoScope
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.snapshot.values import Holder
 
     UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Diagnostic]]
-    DeviceNotes = Callable[[HostSnapshot, Iterable[PciDevice | Vgpu]], Iterable[str]]
+    DeviceNotes = Callable[[HostSnapshot, Iterable[Holder]], Iterable[str]]
     AfterChange = Callable[[ApplyContext], None]
 
 _T = TypeVar("_T")
@@ -202,7 +201,7 @@ def undo_guards() -> tuple[UndoGuard, ...]:
     return tuple(_UNDO_GUARDS)
 
 
-def device_notes(host: HostSnapshot, devices: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
+def device_notes(host: HostSnapshot, devices: Iterable[Holder]) -> Iterator[str]:
     """Notes for plans about devices that are about to change."""
     _load("hooks")
     devices = tuple(devices)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Step  # noqa: TC004
     from vfiomgr.pci.model import DeviceIdentity, PciDevice  # noqa: TC004
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu  # noqa: TC004
+    from vfiomgr.snapshot.values import Holder  # noqa: TC004
 
 
 class UndoPlan(Value):
@@ -29,7 +29,7 @@ class UndoPlan(Value):
 class UndoScope(Value):
     """What undoing affects, for the checks that capabilities register."""
 
-    made: tuple[Vgpu, ...]
+    made: tuple[Holder, ...]
     """vGPUs that undoing removes."""
     leaving: tuple[PciDevice, ...]
     """Functions that leave their driver, or vanish with the number of virtual functions."""

@@ -20,7 +20,8 @@ from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
 from vfiomgr.engine.survey import CutOff, settled_in
 from vfiomgr.engine.undo import other_devices
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

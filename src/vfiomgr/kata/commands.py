@@ -19,13 +19,7 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_options
 from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.engine.changes import host_of
-from vfiomgr.errors import UsageError, forbid_alone
-from vfiomgr.kata.command_lines import run_command, tell_of_run
-from vfiomgr.kata.completion import complete_entry
-from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration
-from vfiomgr.kata.named import configuration_of, require_handler, shim_of
-from vfiomgr.runtimes import (
+from vfiomgr.containers.runtimes.named import (
     PlaceOptions,
     adding,
     configure,
@@ -34,6 +28,12 @@ from vfiomgr.runtimes import (
     removing,
     require_name,
 )
+from vfiomgr.engine.changes import host_of
+from vfiomgr.errors import UsageError, forbid_alone
+from vfiomgr.kata.command_lines import run_command, tell_of_run
+from vfiomgr.kata.completion import complete_entry
+from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration
+from vfiomgr.kata.named import configuration_of, require_handler, shim_of
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
 

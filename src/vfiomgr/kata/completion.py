@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.completion import continuing, names_only
+from vfiomgr.cli.options import continuing, names_only
 from vfiomgr.kata.explain.facts import read_handlers
 from vfiomgr.kata.model import CONFIGURATIONS, DEFAULT_HANDLER
 from vfiomgr.snapshot.session import session_of
@@ -12,7 +12,7 @@ from vfiomgr.snapshot.session import session_of
 if TYPE_CHECKING:
     import click
 
-    from vfiomgr.cli.completion import Items
+    from vfiomgr.cli.options import Items
 
 
 def complete_runtime(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr import __version__
-from vfiomgr.capability import added_commands
 from vfiomgr.cli.options import LazyGroup, Options, prepare, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document, say
 from vfiomgr.errors import VfiomgrError
@@ -35,13 +34,13 @@ _COMMANDS = {
     "apply": ("vfiomgr.layout.commands.changes", "apply"),
     "layout": ("vfiomgr.layout.commands", "layout"),
     "sriov": ("vfiomgr.sriov.commands", "sriov"),
-    "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
+    "vgpu": ("vfiomgr.main.commands.vgpu", "vgpu"),
     "libvirt": ("vfiomgr.libvirt.commands", "libvirt"),
     "qemu": ("vfiomgr.qemu.commands", "qemu"),
     "kata": ("vfiomgr.kata.commands", "kata"),
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
-    "oci": ("vfiomgr.containers.oci.commands", "oci"),
+    "oci": ("vfiomgr.main.commands.oci", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
     "uninstall": ("vfiomgr.uninstall.commands", "uninstall"),
     "snapshot": ("vfiomgr.main.commands.show", "snapshot"),
@@ -75,6 +74,8 @@ class _Commands(LazyGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands of the table, then those that capabilities add."""
+        from vfiomgr.capability import added_commands  # noqa: PLC0415 - --version needs none
+
         self._table = _COMMANDS | added_commands()
         return super().list_commands(ctx)
 

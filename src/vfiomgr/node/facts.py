@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.node.model import FunctionHealth, HealthFacts
-from vfiomgr.paths import pci_device
+from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.expressions import expression
 from vfiomgr.node.model import HealthFacts, NodeUnit
 from vfiomgr.passthrough.readiness_hints import bind_remedy
-from vfiomgr.paths import VFIO_CDEVS, pci_device
+from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking
+from vfiomgr.pci.model import pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import counted

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from vfiomgr.node.facts import read_health, with_present_fatal
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.paths import PCI_DEVICES, pci_device
+from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import address_in
-from vfiomgr.pci.model import PciDevice, is_address
+from vfiomgr.pci.model import PciDevice, is_address, pci_device
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan

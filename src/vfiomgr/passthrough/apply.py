@@ -28,11 +28,10 @@ from vfiomgr.passthrough.steps import (
     SaveOriginalState,
     probe_file,
 )
-from vfiomgr.paths import pci_device
 from vfiomgr.pci import drivers
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.facts import read_identity
-from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
+from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver, pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +107,7 @@ def _twins(tree: HostTree, device: DeviceIdentity) -> Iterator[PciAddress]:
 
 
 def _driver(tree: HostTree, address: PciAddress) -> str | None:
-    return tree.link_name(paths.pci_device(address) / "driver")
+    return tree.link_name(pci_device(address) / "driver")
 
 
 def tighten(tree: HostTree, address: PciAddress, target: DriverState) -> None:
@@ -168,8 +167,8 @@ def change_driver(tree: HostTree, step: ChangeDriver) -> None:
     address = device.address
     require_same_device(tree, device)
     tighten(tree, address, target)
-    has_override = tree.exists(paths.pci_device(address) / "driver_override")
-    current = tree.link_name(paths.pci_device(address) / "driver")
+    has_override = tree.exists(pci_device(address) / "driver_override")
+    current = tree.link_name(pci_device(address) / "driver")
     override = _override_on_the_way(current, target)
     if has_override:
         _set_override(tree, address, override)
@@ -209,13 +208,13 @@ def release_driver(tree: HostTree, step: ReleaseDriver) -> None:
     """Unbind a function from its driver, and make the kernel probe for another driver."""
     address = step.device.address
     require_same_device(tree, step.device)
-    if tree.exists(paths.pci_device(address) / "driver_override"):
+    if tree.exists(pci_device(address) / "driver_override"):
         _set_override(tree, address, None)
-    if tree.link_name(paths.pci_device(address) / "driver") == step.before.driver:
+    if tree.link_name(pci_device(address) / "driver") == step.before.driver:
         _unbind(tree, address)
     with explaining("probe", str(address)):
         tree.write(paths.PCI_DRIVERS_PROBE, str(address))
-    if tree.link_name(paths.pci_device(address) / "driver") == step.before.driver:
+    if tree.link_name(pci_device(address) / "driver") == step.before.driver:
         message = f"{address} is bound to {step.before.driver} again, which claims its PCI IDs"
         raise HostError(
             message, "check vfio-pci.ids= on the kernel command line and in /etc/modprobe.d"
@@ -226,19 +225,19 @@ def _set_override(tree: HostTree, address: PciAddress, driver: str | None) -> No
     if pci_facts.read_driver_state(tree, address).driver_override == driver:
         return
     with explaining("override", str(address)):
-        tree.write(paths.pci_device(address) / "driver_override", driver or "")
+        tree.write(pci_device(address) / "driver_override", driver or "")
 
 
 def _set_power_control(tree: HostTree, address: PciAddress, control: str) -> None:
     if pci_facts.read_driver_state(tree, address).power_control == control:
         return
     with explaining("power", str(address)):
-        tree.write(paths.pci_device(address) / "power/control", control)
+        tree.write(pci_device(address) / "power/control", control)
 
 
 def _unbind(tree: HostTree, address: PciAddress) -> None:
     with explaining("unbind", str(address)):
-        tree.write(paths.pci_device(address) / "driver/unbind", str(address))
+        tree.write(pci_device(address) / "driver/unbind", str(address))
 
 
 def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
@@ -247,14 +246,14 @@ def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
     operation: Operation = "probe" if first == paths.PCI_DRIVERS_PROBE else "bind"
     with explaining(operation, f"{address} to {target.driver}"):
         tree.write(first, str(address))
-    bound = tree.link_name(paths.pci_device(address) / "driver")
+    bound = tree.link_name(pci_device(address) / "driver")
     if bound is None and operation == "probe" and target.driver is not None:
         with explaining("bind", f"{address} to {target.driver}"):
             tree.write(paths.PCI_DRIVERS / target.driver / "bind", str(address))
 
 
 def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> None:
-    bound = tree.link_name(paths.pci_device(address) / "driver")
+    bound = tree.link_name(pci_device(address) / "driver")
     if bound != driver:
         wanted = driver or "no driver"
         message = f"cannot bind {address} to {wanted}: it is bound to {bound or 'no driver'}"

@@ -17,9 +17,9 @@ from vfiomgr.passthrough.steps import (
     ResetFunction,
     SetResetMethod,
 )
-from vfiomgr.paths import pci_device
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.capabilities import kept_by_reset, read_config, slot_with_power
+from vfiomgr.pci.model import pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

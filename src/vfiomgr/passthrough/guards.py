@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
+from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
-from vfiomgr.pci.iommu import blockers, gets_group_late, iommu_remedy
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.snapshot.hardware import gets_group_late, iommu_remedy
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import DeviceUser, HostUse
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.snapshot.values import DeviceUser, Holder, HostUse
 
     Guard = Callable[[HostSnapshot, PciDevice], Iterator["Diagnostic"]]
 
@@ -57,10 +57,6 @@ def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
     if host.iommu.is_known:
         return ()
     return (f"whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor {IOMMU_UNITS}",)
-
-
-READ_IT = "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json"
-"""The remedy for facts that a recording lacks."""
 
 
 def iommu_off(host: HostSnapshot) -> Diagnostic | None:
@@ -206,9 +202,7 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
-def unknown_users(
-    host: HostSnapshot, holder: PciDevice | Vgpu, *kinds: str
-) -> Iterator[Diagnostic]:
+def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[Diagnostic]:
     """Refuse a holder whose users of these kinds could not be read."""
     for unknown in host.unknown_users_of(holder):
         if unknown.kind in kinds:
@@ -289,7 +283,7 @@ def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
-def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
+def held_by_guest(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
     """Refuse what a guest uses: unbinding from VFIO and removing a vGPU wait for the guest.
 
     See vfio_unregister_group_dev and mdev_device_remove in drivers/vfio.
@@ -307,7 +301,7 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
     )
 
 
-def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
+def held_by_pod(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
     """Refuse what the kubelet gave to a pod or a claim has, whether or not a pod has opened it.
 
     Also what a process may have open under another name, as a container can.
@@ -361,7 +355,7 @@ def usable_by_pod(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]
         yield from held_by_pod(host, device)
 
 
-def assigned(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
+def assigned(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
     """Refuse what a guest uses or a pod has."""
     yield from held_by_guest(host, holder)
     yield from held_by_pod(host, holder)

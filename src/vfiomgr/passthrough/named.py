@@ -16,11 +16,11 @@ from vfiomgr.errors import (
 from vfiomgr.host.owners import find_owner
 from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
-from vfiomgr.paths import VFIO_CDEVS, pci_device, vfio_group_node
+from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
-from vfiomgr.pci.model import PciAddress, is_vfio_driver
+from vfiomgr.pci.model import PciAddress, is_vfio_driver, pci_device
 from vfiomgr.persistence.model import rule_file
 from vfiomgr.persistence.named import program_for_units
 from vfiomgr.value import Value

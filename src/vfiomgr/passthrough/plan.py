@@ -29,11 +29,11 @@ from vfiomgr.pci.drivers import (
     best_variant,
     is_variant_module,
 )
-from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
+from vfiomgr.snapshot.hardware import gets_group_late
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence

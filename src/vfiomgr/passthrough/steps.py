@@ -18,8 +18,8 @@ from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
 from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.drivers import DriverState, OriginalState
-from vfiomgr.pci.iommu import gets_group_late
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device, vfio_group_node_text
+from vfiomgr.snapshot.hardware import gets_group_late
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 
@@ -222,7 +222,7 @@ class ChangeDriver(_DriverStep, Exchange):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        directory = paths.pci_device(self.device.address)
+        directory = pci_device(self.device.address)
         pins = _pins(self.before, self.after)
         lines = [echo(text, directory / name) for name, text in pins]
         if self.before.driver_override != self.after.driver_override:
@@ -269,7 +269,7 @@ class ReleaseDriver(_DriverStep):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        directory = paths.pci_device(self.device.address)
+        directory = pci_device(self.device.address)
         return (
             echo("", directory / "driver_override"),
             echo(str(self.device.address), directory / "driver/unbind"),
@@ -299,7 +299,7 @@ class AwaitVfioNode(Step, Value):
         """The node; that of a function has a number that nobody knows before."""
         if not self.has_groups:
             return f"{paths.VFIO_CDEVS}/vfio*"
-        return paths.vfio_group_node_text(self.group, self.device.address)
+        return vfio_group_node_text(self.group, self.device.address)
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -330,7 +330,7 @@ class SetResetMethod(Exchange, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (echo(self.after, paths.pci_device(self.device.address) / "reset_method"),)
+        return (echo(self.after, pci_device(self.device.address) / "reset_method"),)
 
 
 class ResetFunction(Step, Value):
@@ -349,7 +349,7 @@ class ResetFunction(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (echo("1", paths.pci_device(self.device.address) / "reset"),)
+        return (echo("1", pci_device(self.device.address) / "reset"),)
 
     def inverse(self) -> RequireAnswer:
         """Return the check for damage: a reset cannot be undone."""
@@ -385,7 +385,7 @@ class ResetBus(_BusStep):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (echo("1", paths.pci_device(self.device.address) / "reset_subordinate"),)
+        return (echo("1", pci_device(self.device.address) / "reset_subordinate"),)
 
     def inverse(self) -> RequireBusAnswers:
         """Return the check for damage: a reset cannot be undone."""

@@ -11,9 +11,8 @@ from vfiomgr.engine.verified_write import becomes_true
 from vfiomgr.errors import HostError
 from vfiomgr.host import udev
 from vfiomgr.passthrough.steps import AwaitVfioNode
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, group_number, read_group
-from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
+from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver, pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +61,7 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 
     """
     address = step.device.address
-    device = paths.pci_device(address)
+    device = pci_device(address)
     number = group_number(tree, device) if step.group is None else step.group
     if number is None:
         message = f"{address} has no IOMMU group after it was bound to its VFIO driver"

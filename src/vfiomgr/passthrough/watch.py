@@ -28,7 +28,7 @@ from vfiomgr.engine.transaction import ApplyContext, carry_out
 from vfiomgr.errors import HostError, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci import facts as pci_facts
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.persistence.facts import read_rules, rules_changed
 from vfiomgr.persistence.model import SWEPT
 from vfiomgr.value import Value
@@ -155,7 +155,7 @@ class FastPath:
         if binding is None or not arrival.is_of(binding.device):
             return None
         with suppress(WriteFailed):  # removed again, or corrected later
-            self._tree.write(paths.pci_device(binding.address) / "driver_override", binding.driver)
+            self._tree.write(pci_device(binding.address) / "driver_override", binding.driver)
         return binding.address
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.expressions import expression
-from vfiomgr.paths import PCI_SLOTS, pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.paths import PCI_SLOTS
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.host.parallel import in_parts
-from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
@@ -42,7 +42,14 @@ from vfiomgr.pci.function import (
     security_of,
     virtual_functions_of,
 )
-from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
+from vfiomgr.pci.model import (
+    UNKNOWN_CALL,
+    DeviceIdentity,
+    PciAddress,
+    PciDevice,
+    is_address,
+    pci_device,
+)
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.text import text_of
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address
-from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})
@@ -185,91 +183,3 @@ def group_number(tree: HostTree, device: HostPath) -> int | None:
     """The group of any device, by its `iommu_group` link."""
     name = tree.link_name(device / "iommu_group")
     return int(name) if name is not None and name.isdecimal() else None
-
-
-class _Kind(Value):
-    """An IOMMU platform: its name in firmware setups, and its kernel options."""
-
-    firmware: str
-    off: frozenset[str] = frozenset()
-    on: str = ""
-
-
-_INTEL = _Kind("VT-d", frozenset({"intel_iommu=off", "iommu=off"}), "intel_iommu=on")
-_AMD = _Kind("AMD-Vi (IOMMU)", frozenset({"amd_iommu=off", "iommu=off"}))
-_ARM = _Kind("the SMMU (IOMMU)")
-_OTHER = _Kind("the IOMMU")
-_OFF = _INTEL.off | _AMD.off
-_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _OFF, "intel_iommu=on")
-_BY_TABLE = {"DMAR": _INTEL, "IVRS": _AMD, "IORT": _ARM}
-_BY_CPU = {
-    "GenuineIntel": _INTEL,
-    "CentaurHauls": _INTEL,
-    "Shanghai": _INTEL,
-    "AuthenticAMD": _AMD,
-    "HygonGenuine": _AMD,
-}
-"""Zhaoxin CPUs have an Intel-compatible IOMMU, Hygon CPUs an AMD-compatible one."""
-_BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
-_ARM_RELEASES = ("arm64", "aarch64")
-_FIRST_WITH_EARLY_GROUPS = Version(6, 15)
-"""Since bcb81ac6ae3c in drivers/iommu/iommu.c; before, a probe reads IORT and device trees."""
-
-
-def iommu_remedy(host: HostSnapshot) -> str:
-    """Return the instructions that enable the IOMMU of this host.
-
-    The kernel uses an AMD IOMMU or an SMMU as soon as the firmware describes it; an Intel IOMMU may
-    need a kernel option (Documentation/admin-guide/kernel-parameters.txt).
-    """
-    kind = _kind(host)
-    steps = [] if host.iommu.firmware_tables else [f"enable {kind.firmware} in the firmware setup"]
-    words = command_line_words(host)
-    if words is not None:
-        steps.append(words)
-    look = "check dmesg for smmu" if kind is _ARM else "check dmesg for IOMMU"
-    return f"{', '.join(steps) or look}; then reboot and run: vfiomgr groups"
-
-
-def command_line_words(host: HostSnapshot) -> str | None:
-    """Return the necessary change of the kernel command line; None if there is none."""
-    kind = _kind(host)
-    off = kind.off if _told(host) else _OFF
-    switched_off = [word for word in (host.kernel.command_line or "").split() if word in off]
-    if switched_off:
-        return f"remove {' '.join(switched_off)} from the kernel command line"
-    if kind.on and kind.on not in (host.kernel.command_line or "").split():
-        which = " (on an Intel host)" if kind is _UNKNOWN else ""
-        return f"add {kind.on} to the kernel command line{which}"
-    return None
-
-
-def _kind(host: HostSnapshot) -> _Kind:
-    return _told(host) or _guessed(host)
-
-
-def _told(host: HostSnapshot) -> _Kind | None:
-    return next((_BY_TABLE[t] for t in host.iommu.firmware_tables if t in _BY_TABLE), None)
-
-
-def _guessed(host: HostSnapshot) -> _Kind:
-    """Guess the platform from CPU and architecture if no firmware table describes the IOMMU."""
-    cpu = _BY_CPU.get((host.kernel.cpu_vendor or "").strip())
-    if cpu is not None:
-        return cpu
-    if any(name in (host.kernel.release or "") for name in _ARM_RELEASES):
-        return _ARM
-    return _BY_ARCHITECTURE.get(host.kernel.architecture, _OTHER)
-
-
-def gets_group_late(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether the kernel assigns the IOMMU group only when a driver is bound.
-
-    Kernels of ARM before Linux 6.15 do (iort_iommu_configure_id and of_iommu_configure, called by
-    pci_dma_configure). vfio-pci refuses a function that has none then, but for no-IOMMU mode.
-    """
-    if device.driver is not None or device.iommu_group is not None or host.vfio.is_noiommu_on:
-        return False
-    kernel = host.kernel.version
-    is_early = kernel is not None and kernel >= _FIRST_WITH_EARLY_GROUPS
-    return host.iommu.is_on and _kind(host) is _ARM and not is_early

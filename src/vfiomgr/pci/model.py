@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.paths import PCI_DEVICES, VFIO_NODES, HostPath, vfio_group_node
 from vfiomgr.pci.names import short_name
 from vfiomgr.pci.tsm import DeviceSecurity
 from vfiomgr.value import Value
@@ -430,3 +432,16 @@ class PciDevice(Value):
     def __str__(self) -> str:
         """Address and name."""
         return f"{self.address} ({self.name})"
+
+
+@lru_cache(maxsize=1 << 13)
+def pci_device(address: PciAddress) -> HostPath:
+    """The directory of a PCI function."""
+    return PCI_DEVICES / str(address)
+
+
+def vfio_group_node_text(group: int | None, address: PciAddress) -> str:
+    """The node of a function's IOMMU group in a shell command, also if its number is unknown."""
+    if group is not None:
+        return vfio_group_node(group)
+    return f"{VFIO_NODES}/$(basename $(readlink {pci_device(address)}/iommu_group))"

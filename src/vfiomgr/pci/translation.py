@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.extended import CONFIG_END, extended_capabilities, word
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from vfiomgr.host import udev
 from vfiomgr.paths import HostPath
 from vfiomgr.pci import drivers
 from vfiomgr.pci.iommu import group_number
+from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
 from vfiomgr.persistence.initramfs.facts import read_preset_image
@@ -52,7 +53,7 @@ def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
 
 def _nodes(tree: HostTree, step: SetNodeAccess) -> Iterator[paths.HostPath]:
     """The VFIO nodes of a function; none if it is back on a host driver."""
-    device = paths.pci_device(step.device.address)
+    device = pci_device(step.device.address)
     nodes = [paths.VFIO_CDEVS / name for name in tree.children(device / "vfio-dev")]
     group = group_number(tree, device) if step.group is None else step.group
     if group is not None:

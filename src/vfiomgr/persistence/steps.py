@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vfiomgr import paths
 from vfiomgr.engine.plan import DEADLINE, Exchange, Request, Step
 from vfiomgr.host.owners import NodeAccess
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device, vfio_group_node_text
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ class SetNodeAccess(Exchange, Value):
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         access = self.after
-        group = paths.vfio_group_node_text(self.group, self.device.address)
+        group = vfio_group_node_text(self.group, self.device.address)
         nodes = [group] if self.has_groups else []
         if self.has_cdevs or not self.has_groups:
-            name = f"$(ls {paths.pci_device(self.device.address)}/vfio-dev)"
+            name = f"$(ls {pci_device(self.device.address)}/vfio-dev)"
             nodes.append(f"{paths.VFIO_CDEVS}/{name}")
         shown = " ".join(nodes)
         return (f"chown {access.uid}:{access.gid} {shown}", f"chmod {access.mode:04o} {shown}")

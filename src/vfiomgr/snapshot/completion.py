@@ -12,8 +12,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.completion import continuing, names_only
-from vfiomgr.cli.options import complete_file
+from vfiomgr.cli.options import complete_file, continuing, names_only
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import MACHINE, PCI_DEVICES, HostPath
 from vfiomgr.pci.drivers import PLAIN, read_variants
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from vfiomgr.cli.completion import Describe, Items
+    from vfiomgr.cli.options import Describe, Items
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session

@@ -1,4 +1,4 @@
-"""The options that filter lists of devices."""
+"""Lists of devices: the options that filter them, and what lists show."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import click
 
 from vfiomgr.cli.options import WholeNumber, WordChoice, with_options
+from vfiomgr.cli.output import note, or_dash
 from vfiomgr.pci.names import DEVICE_KINDS
 from vfiomgr.snapshot.completion import (
     complete_address,
@@ -234,3 +235,13 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, wanted=wanted, **options)
 
     return with_options(update_wrapper(with_filter, command), *_FILTER_OPTIONS)
+
+
+def note_no_devices(host: HostSnapshot) -> None:
+    """Say why a list of all functions is empty."""
+    note("no PCI device is listed" if host.pci_unidentified else "this host has no PCI devices")
+
+
+def group_cell(host: HostSnapshot, device: PciDevice) -> str:
+    """The IOMMU group of a function as a cell; a recording need not show groups at all."""
+    return or_dash(device.iommu_group) if host.iommu.is_known else "unknown"

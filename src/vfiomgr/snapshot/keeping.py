@@ -21,18 +21,11 @@ from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
 from vfiomgr.host.asking import AttributeReader
-from vfiomgr.paths import (
-    IOMMU_GROUPS,
-    PCI_DEVICES,
-    PCI_DRIVERS,
-    VFIO_CDEVS,
-    VFIO_NODES,
-    pci_device,
-)
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES
 from vfiomgr.pci import capabilities, drivers, iommu
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, address_in
-from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address
+from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address, pci_device
 from vfiomgr.pci.names import Names
 from vfiomgr.snapshot import facets
 from vfiomgr.snapshot.values import NodeFact

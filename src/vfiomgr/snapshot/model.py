@@ -21,7 +21,7 @@ from vfiomgr.persistence.model import (
     parse_rule,
 )
 from vfiomgr.snapshot.named import unknown_device
-from vfiomgr.snapshot.values import DeviceState, DeviceUser, HostFacts
+from vfiomgr.snapshot.values import DeviceState, DeviceUser, Holder, HostFacts
 from vfiomgr.vgpu.model import (
     GpuMode,
     GpuPartition,
@@ -350,7 +350,7 @@ class HostSnapshot(HostFacts):
         """The IOMMU group with this number."""
         return None if number is None else self._groups_by_number.get(number)
 
-    def guest_nodes(self, holder: PciDevice | Vgpu) -> frozenset[str]:
+    def guest_nodes(self, holder: Holder) -> frozenset[str]:
         """The nodes through which a guest opens a function or a vGPU: its group, its cdev."""
         nodes: set[str] = set()
         group = self.group(holder.iommu_group)
@@ -377,7 +377,7 @@ class HostSnapshot(HostFacts):
         nodes = (group.node,) if group.has_node or cdev is None else ()
         return nodes if cdev is None else (*nodes, cdev)
 
-    def holders(self, holder: PciDevice | Vgpu) -> tuple[DeviceUser, ...]:
+    def holders(self, holder: Holder) -> tuple[DeviceUser, ...]:
         """The processes that have a function or a vGPU open, on the host or in a guest."""
         if not isinstance(holder, PciDevice):
             return self.users_of(self.guest_nodes(holder))
@@ -389,27 +389,27 @@ class HostSnapshot(HostFacts):
         """The agent, unless `agent` is what the kubelet's record says."""
         return self.agent if self.agent is not None and self.agent.pid else None
 
-    def pod_of(self, holder: PciDevice | Vgpu) -> str | None:
+    def pod_of(self, holder: Holder) -> str | None:
         """The pod, NAMESPACE/NAME, that the kubelet gave a function or a vGPU to."""
         return None if self.agent is None else self.agent.pods.get(_given_name(holder))
 
-    def claim_of(self, holder: PciDevice | Vgpu) -> str | None:
+    def claim_of(self, holder: Holder) -> str | None:
         """The ResourceClaim, NAMESPACE/NAME, that has a function or a vGPU."""
         return None if self.agent is None else self.agent.claimed.get(_given_name(holder))
 
-    def allocated_ago(self, holder: PciDevice | Vgpu) -> float | None:
+    def allocated_ago(self, holder: Holder) -> float | None:
         """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
         return None if self.agent is None else self.agent.allocated.get(_given_name(holder))
 
-    def unknown_users_of(self, holder: PciDevice | Vgpu) -> tuple[UnknownUsers, ...]:
+    def unknown_users_of(self, holder: Holder) -> tuple[UnknownUsers, ...]:
         """The unreadable sources that could name a user of a function or a vGPU."""
         return tuple(each for each in self.unknown_users if self._may_name(each, holder))
 
-    def knows_users_of(self, holder: PciDevice | Vgpu) -> bool:
+    def knows_users_of(self, holder: Holder) -> bool:
         """Whether all sources that could name a user of a function or a vGPU were read."""
         return self.users is not None and not self.unknown_users_of(holder)
 
-    def _may_name(self, unknown: UnknownUsers, holder: PciDevice | Vgpu) -> bool:
+    def _may_name(self, unknown: UnknownUsers, holder: Holder) -> bool:
         if not isinstance(holder, PciDevice):
             return unknown.kind in ("pods", "open-files")
         is_for_guest = bool(self.guest_nodes(holder)) or self.is_vendor_function(holder)
@@ -431,7 +431,7 @@ class HostSnapshot(HostFacts):
         return tuple(user for user in self.users or () if user.node in nodes)
 
 
-def _given_name(holder: PciDevice | Vgpu) -> str:
+def _given_name(holder: Holder) -> str:
     """The name of a function or a vGPU in answers of the node agent."""
     return str(holder.address) if isinstance(holder, PciDevice) else holder.name
 

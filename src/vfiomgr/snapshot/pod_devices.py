@@ -9,8 +9,8 @@ import msgspec
 
 from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
-from vfiomgr.paths import IOMMU_GROUPS, VFIO_NODES, HostPath, pci_device
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.paths import IOMMU_GROUPS, VFIO_NODES, HostPath
+from vfiomgr.pci.model import PciAddress, is_address, pci_device
 from vfiomgr.snapshot.node_agent import (
     DeviceStatus,
     NodeStatus,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.unknown import UnknownUsers
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.snapshot.values import Holder
 
 
 KIND = "HostSnapshot"
@@ -242,7 +242,7 @@ class HostSource:
             return host
         if any(device.nodes for device in functions):
             return self._with_agent(replace(host, users=read_users(self.tree)))
-        holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
+        holders: tuple[Holder, ...] = (*host.vgpus, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return self.with_holders(host, nodes)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.paths import pci_device
+from vfiomgr.pci.model import pci_device
 from vfiomgr.snapshot.disks import (
     NETWORK,
     PROC,

@@ -34,6 +34,10 @@ DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
 has it open, as the carrier of active vGPUs, or by no driver."""
 
 
+Holder = PciDevice | Vgpu
+"""What a guest or a process can have: a function, or a vGPU."""
+
+
 class DeviceUser(Value):
     """A process that has a device node open."""
 

@@ -17,10 +17,11 @@ from vfiomgr.engine.verified_write import (
     require_same_device,
 )
 from vfiomgr.errors import HostError, ProgramFailed
-from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, HostPath, pci_device
+from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, HostPath
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.capabilities import read_vectors
 from vfiomgr.pci.iommu import group_number
+from vfiomgr.pci.model import pci_device
 from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVectors, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, sriov_manage_command
 from vfiomgr.vgpu.quota.model import is_met

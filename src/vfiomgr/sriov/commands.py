@@ -29,6 +29,7 @@ from vfiomgr.sriov.steps import (
     SetVirtualFunctions,
 )
 from vfiomgr.units import MIB, mebibytes
+from vfiomgr.vgpu.commands.quotas import quota_items
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, Priority
+    from vfiomgr.vgpu.quota.model import GpuQuotas, Priority
 
 
 _QUOTA_HEADINGS = (
@@ -132,31 +133,6 @@ def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
 def _physical(host: HostSnapshot, device: PciDevice) -> GpuQuotas | None:
     physical = host.device_named(str(device.physical_function or device.address))
     return host.quotas_of(physical) if physical is not None else None
-
-
-def quota_items(host: HostSnapshot, gpu: GpuQuotas) -> list[dict[str, object]]:
-    """The physical function, and virtual functions that exist or already have memory."""
-    device = host.device_named(gpu.gpu)
-    addresses = () if device is None else (device.address, *device.virtual_functions)
-    return [
-        quota_item(function, addresses[function.number] if is_there else None)
-        for function in gpu.functions
-        if (is_there := function.number < len(addresses)) or function.memory
-    ]
-
-
-def quota_item(function: FunctionQuotas, address: object) -> dict[str, object]:
-    """The quotas of a function for JSON, in bytes, milliseconds and microseconds."""
-    return {
-        "function": f"vf{function.number}" if function.number else "pf",
-        "address": address,
-        "memory": function.memory,
-        "exec_quantum_ms": function.exec_quantum_ms,
-        "preempt_timeout_us": function.preempt_timeout_us,
-        "sched_priority": function.sched_priority,
-        "differing": function.differing,
-        "attributes": {attribute.name: attribute.text for attribute in function.attributes},
-    }
 
 
 def _quota_row(item: dict[str, Any]) -> tuple[str, ...]:

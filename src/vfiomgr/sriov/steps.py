@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-from vfiomgr import paths
 from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step
 from vfiomgr.paths import HostPath, echo
-from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.steps import FunctionsStep
@@ -204,7 +203,7 @@ class SetAutoprobe(Exchange, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        directory = paths.pci_device(self.device.address)
+        directory = pci_device(self.device.address)
         return (echo(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
 
 
@@ -228,7 +227,7 @@ class SetVfCount(FunctionsStep):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        target = paths.pci_device(self.device.address) / "sriov_numvfs"
+        target = pci_device(self.device.address) / "sriov_numvfs"
         clearing = (echo("0", target),) if self.before and self.after else ()
         sharing = [line for share in self.shares for line in share.commands()] if self.after else ()
         setting = vector_commands(self.device, self.vectors) if self.after else ()
@@ -263,7 +262,7 @@ class SetVectors(Exchange, Value):
 
 def vector_commands(device: DeviceIdentity, vectors: tuple[int | None, ...]) -> tuple[str, ...]:
     """The shell commands that set MSI-X vectors of virtual functions."""
-    directory = paths.pci_device(device.address)
+    directory = pci_device(device.address)
     return tuple(
         echo(str(count), directory / f"virtfn{index}/sriov_vf_msix_count")
         for index, count in enumerate(vectors)

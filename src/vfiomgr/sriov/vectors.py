@@ -8,7 +8,8 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.paths import echo, pci_device
+from vfiomgr.paths import echo
+from vfiomgr.pci.model import pci_device
 from vfiomgr.sriov.steps import ChangeVectors, SetVectors
 from vfiomgr.units import counted
 

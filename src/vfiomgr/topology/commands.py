@@ -13,8 +13,8 @@ from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import document_text, note, print_text
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.snapshot.cells import note_no_devices
 from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.filters import note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view

@@ -17,6 +17,7 @@ from vfiomgr.engine.verified_write import (
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.passthrough.vfio_nodes import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu import facts, marks
 from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.mig.steps import (
@@ -115,7 +116,7 @@ def remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
 def set_type(tree: HostTree, step: SetVgpuType) -> None:
     """Set the vGPU type of a function, unless it is set: the driver rejects a second write."""
     require_same_device(tree, step.device)
-    directory = paths.pci_device(step.device.address)
+    directory = pci_device(step.device.address)
     current = facts.read_current(tree, directory)
     if current is None:
         message = f"{step.device.address} has no {facts.CURRENT}: it lost its driver"
@@ -140,7 +141,7 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write the type; mark a function that rejects a type which its driver offers."""
-    directory = paths.pci_device(step.device.address)
+    directory = pci_device(step.device.address)
     if step.after:
         marks.claim(tree, step.device.address, step.after)
     try:

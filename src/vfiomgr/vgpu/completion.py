@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.completion import continuing
-from vfiomgr.cli.options import complete_file
+from vfiomgr.cli.options import complete_file, continuing
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.snapshot.completion import (
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from vfiomgr.cli.completion import Describe, Items
+    from vfiomgr.cli.options import Describe, Items
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.session import Session
     from vfiomgr.vgpu.model import VgpuType

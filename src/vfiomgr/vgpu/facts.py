@@ -23,7 +23,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.pci.iommu import group_number
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import HostUse
 from vfiomgr.vgpu.model import (
@@ -331,7 +331,7 @@ def read_current(tree: HostTree, directory: HostPath) -> str | None:
 
 
 def _parent(tree: HostTree, device: PciDevice) -> VgpuParent:
-    directory = paths.pci_device(device.address)
+    directory = pci_device(device.address)
     types = tuple(_creatable(tree, directory))
     return VgpuParent(
         name=str(device.address),

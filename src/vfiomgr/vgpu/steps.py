@@ -11,7 +11,7 @@ from vfiomgr import paths
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.plan import UDEV_DEADLINE, Checkpoint, Exchange, Request, Step
 from vfiomgr.paths import echo
-from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import PARAMETERS
 
@@ -211,5 +211,5 @@ class SetVgpuType(Exchange, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        target = paths.pci_device(self.device.address) / "nvidia/current_vgpu_type"
+        target = pci_device(self.device.address) / "nvidia/current_vgpu_type"
         return (echo(str(self.after), target),)

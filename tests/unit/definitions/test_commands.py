@@ -23,7 +23,7 @@ DEFINE = ("vgpu", "define", "--parent", "mbochs", "--type", "mbochs-small", UUID
 @pytest.fixture(autouse=True)
 def systemd(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.sysfs.make("/run/systemd/system")
-    monkeypatch.setattr("vfiomgr.definitions.commands.own_program", lambda: PROGRAM)
+    monkeypatch.setattr("vfiomgr.main.commands.definitions.own_program", lambda: PROGRAM)
 
 
 def put(kernel: FakeKernel, path: str, text: str) -> None:

@@ -33,10 +33,10 @@ from vfiomgr.errors import (
 )
 from vfiomgr.passthrough import vfio_nodes
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, HostPath, pci_device
+from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, HostPath
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from vfiomgr.engine.survey import CutOff, cut_off_runs
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
 from vfiomgr.library import Host
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.paths import BOOT_ID
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.steps import RemoveVgpu
 

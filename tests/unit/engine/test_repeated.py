@@ -36,9 +36,9 @@ from vfiomgr.engine.survey import cut_off_runs, settle, supersede
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.paths import BOOT_ID
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.model import RULES
 from vfiomgr.persistence.steps import ChangeFiles, FileChange, ForgetPersisted, ImportDriverctl
 from vfiomgr.sriov.steps import SetVirtualFunctions

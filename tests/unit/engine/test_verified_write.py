@@ -19,9 +19,8 @@ from vfiomgr.passthrough.steps import (
     ResetFunction,
     SetResetMethod,
 )
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.drivers import DriverState
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 
 if TYPE_CHECKING:

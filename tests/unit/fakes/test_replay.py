@@ -13,8 +13,7 @@ from tests.fakes.replay import replay
 from vfiomgr.errors import Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 
 if TYPE_CHECKING:
     from pathlib import Path

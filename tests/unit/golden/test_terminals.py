@@ -44,10 +44,10 @@ CALLERS = {
     "vgpu instances": "gpu.commands._list",
     "vgpu list": "vgpu.commands.active.list_active",
     "vgpu-list-libvirt": "libvirt.commands.nodedev.list_mdevs",
-    "vgpu list --defined": "definitions.commands.listing.list_defined",
+    "vgpu list --defined": "definitions.listing.list_defined",
     "vgpu mode": "gpu.commands._show",
-    "vgpu-list-types": "vgpu.commands.group._list_types",
-    "vgpu-list-types-a40": "vgpu.commands.group._list_types",
+    "vgpu-list-types": "vgpu.commands.types.list_types",
+    "vgpu-list-types-a40": "vgpu.commands.types.list_types",
 }
 """The commands (or single scenarios) that print tables, and the function in which each does."""
 WITHOUT = (

@@ -13,9 +13,9 @@ from tests.unit.engine.faults import Course, EveryFault, kept, named
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import SRIOV_MANAGE, pci_device
+from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.mig.facts import read_mode

@@ -26,9 +26,9 @@ from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout
 from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, Unbind
-from vfiomgr.paths import BOOT_ID, HostPath, pci_device
+from vfiomgr.paths import BOOT_ID, HostPath
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 

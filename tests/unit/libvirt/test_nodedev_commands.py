@@ -185,7 +185,7 @@ def test_a_libvirt_that_is_named_is_asked_and_the_environment_names_none(
     asked: list[str | None] = []
     monkeypatch.setenv("LIBVIRT_DEFAULT_URI", "qemu:///session")
     monkeypatch.setattr(
-        "vfiomgr.vgpu.commands.group.list_mdevs", lambda _session, uri: asked.append(uri)
+        "vfiomgr.main.commands.vgpu.list_mdevs", lambda _session, uri: asked.append(uri)
     )
     root = t4_host(tmp_path).root
     result = CliRunner().invoke(cli, ["--root", root, "vgpu", "list", *words])

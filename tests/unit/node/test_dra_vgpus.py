@@ -18,8 +18,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
 from vfiomgr.node.dra.vgpus import DIRECTORY, Order, Result, Vgpus, serve, uuid_of
 from vfiomgr.node.messages import read, write
-from vfiomgr.paths import pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 
 if TYPE_CHECKING:
     from pathlib import Path

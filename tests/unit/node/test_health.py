@@ -16,8 +16,8 @@ from vfiomgr.node import health
 from vfiomgr.node.facts import read_health
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.capabilities import PciLink
+from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.rules.texts import all_texts
 from vfiomgr.snapshot.values import DeviceUser, NodeFact

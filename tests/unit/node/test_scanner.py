@@ -25,8 +25,8 @@ from vfiomgr.node.model import FEATURES, Inventory, NodeSettings
 from vfiomgr.node.observing import THOROUGH
 from vfiomgr.node.scan_process import serve
 from vfiomgr.node.scanner import Scanner
-from vfiomgr.paths import HostPath, pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, told
 from vfiomgr.errors import RolledBack
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 
 if TYPE_CHECKING:
     from pathlib import Path

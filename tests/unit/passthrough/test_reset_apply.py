@@ -14,15 +14,15 @@ from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
-from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_driver_state
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.paths import HostPath
 
 GPU = PciAddress.parse("0000:01:00.0")
 NIC = PciAddress.parse("0000:05:00.0")

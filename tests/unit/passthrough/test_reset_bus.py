@@ -16,9 +16,9 @@ from vfiomgr.engine.registry import perform, plan
 from vfiomgr.errors import HostError, Refusal, RollbackIncomplete, RolledBack, UsageError
 from vfiomgr.passthrough.named import Reset as NamedReset
 from vfiomgr.passthrough.steps import Bind, BusFunction, RequireBusAnswers, Reset, ResetBus
-from vfiomgr.paths import pci_device as directory
 from vfiomgr.pci.capabilities import ResetCapabilities
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import pci_device as directory
 from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.sriov.steps import SetVirtualFunctions
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import a40_host, t4_host, xe_host
 from tests.unit.devices import host_of, pci_device, with_facts
-from vfiomgr.pci.memory import memory_of
 from vfiomgr.pci.model import Bar, PciAddress
+from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.snapshot.scan import scan, scan_devices
 from vfiomgr.vgpu.model import GpuMode
 

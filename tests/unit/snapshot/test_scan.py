@@ -13,8 +13,8 @@ from tests.api import scan
 from tests.fakes.hosts import without_iommu, workstation
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import HostPath, pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress, pci_device
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 

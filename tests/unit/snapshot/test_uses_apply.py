@@ -12,8 +12,8 @@ from vfiomgr.engine import transaction
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind, Reset
-from vfiomgr.paths import HostPath, pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:

@@ -14,14 +14,15 @@ from tests.fakes.kernel import FakeKernel
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vfiomgr.paths import HostPath
 
 NIC = PciAddress.parse("0000:05:00.0")
 VF = PciAddress.parse("0000:05:10.0")

@@ -19,10 +19,10 @@ from vfiomgr.layout.compare import compare
 from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout, SriovRule
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import pci_device as directory
 from vfiomgr.pci.capabilities import MsixVectors, read_vectors
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import pci_device as directory
 from vfiomgr.sriov.steps import (
     ChangeVectors,
     SetAutoprobe,

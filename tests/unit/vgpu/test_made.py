@@ -12,9 +12,9 @@ from tests import api
 from tests.fakes.vgpu_hosts import GPUS, l40s_host
 from tests.unit.vgpu.test_wedged import wedge
 from vfiomgr.errors import RolledBack
-from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, RUNTIME, SRIOV_MANAGE, pci_device
+from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, RUNTIME, SRIOV_MANAGE
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:

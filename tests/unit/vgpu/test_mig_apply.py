@@ -19,8 +19,8 @@ from vfiomgr.layout.compare import compare
 from vfiomgr.layout.from_host import export, import_layouts
 from vfiomgr.layout.model import Layout, VgpuRule
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
-from vfiomgr.paths import BOOT_ID, pci_device
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.paths import BOOT_ID
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.mig.facts import read_instances

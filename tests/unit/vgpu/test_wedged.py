@@ -9,9 +9,9 @@ import pytest
 from tests import api
 from tests.fakes.vgpu_hosts import GPUS, l40s_host
 from vfiomgr.errors import Refusal, RolledBack
-from vfiomgr.paths import PCI_DRIVERS, pci_device
+from vfiomgr.paths import PCI_DRIVERS
 from vfiomgr.pci.facts import read_virtual_functions
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu

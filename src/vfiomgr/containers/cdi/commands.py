@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr import cdi as library
 from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
 from vfiomgr.cli.output import (
     items_document,
@@ -21,6 +20,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.reports import exit_status, say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
+from vfiomgr.containers.cdi import named as library
 from vfiomgr.containers.cdi.completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named
@@ -46,11 +46,11 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.cdi import CdiOptions
     from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import CdiSpecification
+    from vfiomgr.containers.cdi.named import CdiOptions
     from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.diagnostic import Severity
 

@@ -15,7 +15,7 @@ from vfiomgr.snapshot.completion import complete_host_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.runtimes import EntryChange, EntryOutcome, EntryPlan
+    from vfiomgr.containers.runtimes.named import EntryChange, EntryOutcome, EntryPlan
     from vfiomgr.snapshot.session import Session
 
 

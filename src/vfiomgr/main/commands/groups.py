@@ -12,8 +12,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.passthrough.guards import iommu_off, iommu_unread
 from vfiomgr.pci.iommu import acs_override_words, blockers
-from vfiomgr.snapshot.cells import note_no_devices
-from vfiomgr.snapshot.filters import filter_options
+from vfiomgr.snapshot.filters import filter_options, note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 

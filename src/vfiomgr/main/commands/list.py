@@ -11,14 +11,13 @@ from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, unknown_users
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
-from vfiomgr.pci.memory import memory_of
-from vfiomgr.snapshot.cells import group_cell, note_no_devices, users_in_words
-from vfiomgr.snapshot.filters import filter_options
+from vfiomgr.snapshot.filters import filter_options, group_cell, note_no_devices
+from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
@@ -190,7 +189,7 @@ def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
     users = host.users_of(nodes)
     if not (pods or users or all(map(host.knows_users_of, functions))):
         return _UNKNOWN
-    return users_in_words(users, pods)
+    return _users_in_words(users, pods)
 
 
 def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
@@ -245,3 +244,12 @@ def _user(user: DeviceUser) -> dict[str, object]:
         "guest": user.guest,
         "pod": user.pod,
     }
+
+
+def _users_in_words(users: Sequence[DeviceUser], pods: Iterable[str] = ()) -> str:
+    """Pods, domains and processes, each once; a dash for nobody."""
+    names = (
+        f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
+        for user in users
+    )
+    return ", ".join(dict.fromkeys((*(f"pod {pod}" for pod in pods), *names))) or "-"

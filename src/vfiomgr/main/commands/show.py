@@ -9,25 +9,26 @@ import click
 
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
+from vfiomgr.diagnostic import READ_IT
 from vfiomgr.engine.host import tell_of_cut_off_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.device import is_uuid
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import READ_IT, iommu_unread
+from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.capabilities import COMMON_RESETS
-from vfiomgr.snapshot.cells import group_cell
 from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.snapshot.source import write_snapshot
-from vfiomgr.sriov.commands import quota_item, quota_items
 from vfiomgr.units import GIB, MIB
 from vfiomgr.vgpu.commands.active import show_active
+from vfiomgr.vgpu.commands.quotas import quota_item, quota_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.node.dra.counters import MEMORY
 from vfiomgr.node.dra.model import LONGEST_TEXT, STANDARD, AttributeValue
-from vfiomgr.pci.memory import memory_of
+from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.units import MIB
 from vfiomgr.vgpu.model import describe_type
 

@@ -33,14 +33,8 @@ from vfiomgr.node.dra.records import (
     write_record,
 )
 from vfiomgr.node.health import UNUSABLE
-from vfiomgr.paths import (
-    BOOT_ID,
-    MDEV_DEVICES,
-    VFIO_CDEVS,
-    HostPath,
-    pci_device,
-    vfio_group_node,
-)
+from vfiomgr.paths import BOOT_ID, MDEV_DEVICES, VFIO_CDEVS, HostPath, vfio_group_node
+from vfiomgr.pci.model import pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator

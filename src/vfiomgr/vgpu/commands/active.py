@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say, unknown_users
 from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.sriov.commands import quota_item
+from vfiomgr.vgpu.commands.quotas import quota_item
 from vfiomgr.vgpu.model import describe_type
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session
@@ -94,11 +93,9 @@ def _function(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
 
 def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
     """The definitions of a vGPU: type, start and file."""
-    mdev: VgpuDefinition
     for mdev in host.vgpu_definitions:
         if (mdev.uuid, mdev.parent) == (vgpu.uuid, vgpu.parent):
             yield mdev.type_id, mdev.start, mdev.path
-    function: FunctionDefinition
     for gpu in host.defined.gpus:
         for function in gpu.vgpus:
             if str(function.address) == vgpu.name:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.expressions import expression
+from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu.quota.model import (
     AUTO,
     QUANTITIES,
@@ -58,7 +59,7 @@ def _may_have(device: PciDevice) -> bool:
 def _read(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
     if device.driver == "i915":
         return _read_i915(tree, device)
-    directory = paths.pci_device(device.address) / "sriov_admin"
+    directory = pci_device(device.address) / "sriov_admin"
     functions = tuple(_functions(tree, directory, _profile))
     if not functions:
         return _read_debugfs(tree, device)
@@ -73,7 +74,7 @@ def _read(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
 
 
 def _read_i915(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
-    drm = paths.pci_device(device.address) / "drm"
+    drm = pci_device(device.address) / "drm"
     cards = (name for name in tree.children(drm) if _CARD.fullmatch(name))
     for directory in (drm / card / "iov" for card in cards):
         functions = tuple(_functions(tree, directory, _tiles))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid as uuids
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,11 +24,12 @@ from vfiomgr.libvirt.commands.connection import (
 from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
 from vfiomgr.persistence.named import own_program
 from vfiomgr.snapshot.session import Session, pass_session, session_of
-from vfiomgr.vgpu.completion import complete_parent, complete_type
+from vfiomgr.vgpu.commands.create import parent_option
+from vfiomgr.vgpu.completion import complete_type
 from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
@@ -50,11 +51,6 @@ def add_commands(group: click.Group) -> None:
 _names = click.argument(
     "name", nargs=-1, required=True, shell_complete=complete_nodedev_or(complete_definition)
 )
-
-
-def parent_option(text: str) -> Callable[[Any], Any]:
-    """The option that names a parent of vGPUs; `text` is its help."""
-    return click.option("--parent", metavar="DEVICE", shell_complete=complete_parent, help=text)
 
 
 @click.command("define")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
 
 
-_COMMANDS = {"edit": ("vfiomgr.containers.oci.commands", "edit")}
+_COMMANDS = {"edit": ("vfiomgr.main.commands.oci", "edit")}
 
 
 @click.group("oci", cls=LazyGroup, table=_COMMANDS)
