@@ -72,7 +72,7 @@ class Host(ManagedHost):
     @property
     def vgpus(self) -> tuple[Vgpu, ...]:
         """The active vGPUs, sorted by parent and name."""
-        return self.scan_devices().vgpus
+        return self.scan_devices().vgpus.active
 
     def device(self, address: str | PciAddress) -> PciDevice:
         """The PCI function at an address; a short one such as `04:00.0` must be unambiguous.

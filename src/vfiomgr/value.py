@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
-from typing import dataclass_transform
+from typing import TYPE_CHECKING, TypeVar, dataclass_transform
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
@@ -16,3 +22,11 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A class with a `cached_property` needs the option `dict=True`.
     """
+
+
+def values_by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
+    """Values by key, in the order of their occurrence."""
+    found: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}

@@ -233,7 +233,7 @@ def test_a_search_shows_matches_with_what_is_above_them(opened: Any) -> None:
     page = opened(vgpu_server())
     before = page.titles()
     page.search("A40-4q vGPU")
-    vgpus = vgpu_server().vgpus
+    vgpus = vgpu_server().vgpus.active
     shown = page.titles()
     assert page.text("count") == "3 matches"
     assert [title for title in shown if title.startswith("vGPU")] == [

@@ -72,8 +72,8 @@ def facts(topology: Topology) -> dict[str, str]:
     nvme = seen.device(places["nvme"])
     found["virtual functions"] = str(nvme.virtual_functions)
     found["autoprobe"] = str(nvme.sriov_drivers_autoprobe)
-    found |= {vgpu.name: f"{vgpu.parent} {vgpu.type}" for vgpu in seen.vgpus}
-    found |= {mark.path: mark.text for mark in seen.vgpu_marks}
+    found |= {vgpu.name: f"{vgpu.parent} {vgpu.type}" for vgpu in seen.vgpus.active}
+    found |= {mark.path: mark.text for mark in seen.vgpus.marks}
     return found | {str(o.device.address): str(o.state) for o in seen.origins}
 
 
@@ -103,7 +103,7 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     assert len(functions) == 4
     for name in (topology.addresses["gpu"], topology.addresses["gpu_audio"], *functions):
         assert read_driver_state(TREE, PciAddress.parse(name)).driver == "vfio-pci"
-    assert sorted(vgpu.type for vgpu in host().vgpus) == ["mtty-1"] * 4 + ["mtty-2"] * 2
+    assert sorted(vgpu.type for vgpu in host().vgpus.active) == ["mtty-1"] * 4 + ["mtty-2"] * 2
     vfiomgr("layout", "assert", file)
     assert "nothing to do" in vfiomgr("apply", file).stdout
 

@@ -26,7 +26,7 @@ TREE = api.HostTree("/")
 def test_the_program_binds_starts_a_domain_makes_a_vgpu_and_undoes_all(topology: Topology) -> None:
     gpu = PciAddress.parse(topology.addresses["gpu"])
     before = read_driver_state(TREE, gpu)
-    kind = next(kind for parent in api.scan(TREE).vgpu_parents for kind in parent.types)
+    kind = next(kind for parent in api.scan(TREE).vgpus.parents for kind in parent.types)
     daemon.start()
     ran = subprocess.run(
         [sys.executable, str(PROGRAM), str(gpu), kind.id],
@@ -42,5 +42,5 @@ def test_the_program_binds_starts_a_domain_makes_a_vgpu_and_undoes_all(topology:
     assert "Domain 'example' destroyed" in ran.stdout
     assert read_driver_state(TREE, gpu) == before
     host = api.scan(TREE)
-    assert host.vgpus == ()
+    assert host.vgpus.active == ()
     assert host.origins == ()

@@ -71,7 +71,7 @@ def test_a_virtual_function_of_a_vendors_driver() -> None:
     try:
         gpusim.enable(2)
         host = api.scan(HostTree("/"))
-        parents = [p for p in host.vgpu_parents if p.family == "vendor-vfio"]
+        parents = [p for p in host.vgpus.parents if p.family == "vendor-vfio"]
         virtual = parents[0].name
         kind = next(t.id for p in parents for t in p.types)
         assert troubles(domain(pci(virtual))) == {"function-without-type"}

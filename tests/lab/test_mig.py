@@ -98,7 +98,7 @@ def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
             assert dies(intent, step, moment)
             api.recover(tree=TREE)
             assert places() == before, (intent, step, moment)
-            assert api.scan(TREE).vgpus == ()
+            assert api.scan(TREE).vgpus.active == ()
     assert dies(divide, 0, MOMENTS[-1])
     api.recover(tree=TREE, finish=True)
     assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]

@@ -23,7 +23,7 @@ from tests.lab import containers, nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.cri import Pod
 from tests.pages import is_guest_known
-from vfiomgr.snapshot.node_agent import CONTROL
+from vfiomgr.users.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence

@@ -20,7 +20,7 @@ from tests.lab.cri import Pod
 from tests.lab.deaths import TREE
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.records import read_records
-from vfiomgr.snapshot.node_agent import CONTROL
+from vfiomgr.users.node_agent import CONTROL
 from vfiomgr.vgpu.model import MARKS
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Literal["mdev", "vendor"]
 
 def vgpus() -> tuple[Vgpu, ...]:
     """The vGPUs that exist."""
-    return api.scan(TREE).vgpus
+    return api.scan(TREE).vgpus.active
 
 
 def records() -> list[str]:

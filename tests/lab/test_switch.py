@@ -82,6 +82,6 @@ def test_what_was_divided_carries_vgpus_and_goes_whole(gpu: PciAddress) -> None:
     assert len(made) == 2
     vfiomgr("vgpu", "mode", str(gpu), "passthrough")
     assert state(gpu) == ("vfio-pci", 0)
-    assert api.scan(TREE).vgpus == ()
+    assert api.scan(TREE).vgpus.active == ()
     vfiomgr("vgpu", "mode", str(gpu), "host")
     assert state(gpu) == ("nvidia", 0)

@@ -58,7 +58,7 @@ def room_for(name: str) -> Capacity:
 def remove_all() -> None:
     """Remove what vfiomgr made."""
     api.apply(RemoveVgpu(every=True), tree=TREE)
-    assert host().vgpus == ()
+    assert host().vgpus.active == ()
 
 
 def model(family: str) -> str:
@@ -73,14 +73,14 @@ def test_by_name_by_need_and_until_full(family: str) -> None:
     assert (item["name"], item["made_by_vfiomgr"]) == (made, True)
     lines = vfiomgr("vgpu", "create", "--framebuffer", "3G", "--series", "Q", "--count", "3").stdout
     assert len(lines.splitlines()) == 3
-    assert {vgpu.type for vgpu in host().vgpus} == {item["type"]}
+    assert {vgpu.type for vgpu in host().vgpus.active} == {item["type"]}
     left = room_for(f"{name}-4Q")
     assert left.more == 4  # of 8 functions; memory would do for 12
     api.apply(request(left.more, type=f"{name}-4Q"), tree=TREE)
     refused = vfiomgr("vgpu", "create", "--type", item["type"], status=4).stderr
     assert "no free virtual function: 8 of 8 are vGPUs" in refused
     vfiomgr("vgpu", "remove", "--all")
-    assert host().vgpus == ()
+    assert host().vgpus.active == ()
 
 
 def test_the_room_that_is_told_is_the_room_that_there_is(family: str) -> None:
@@ -114,7 +114,7 @@ def test_the_size_lock_is_explained(family: str) -> None:
 def test_all_or_nothing(family: str) -> None:
     with pytest.raises(Refusal, match="no capacity for 9 vGPUs"):
         api.apply(request(9, type=f"{model(family)}-1B"), tree=TREE)
-    assert host().vgpus == ()
+    assert host().vgpus.active == ()
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_killed_at_every_step_of_making_four(family: str) -> None:
         assert dies(intent, step, moment)
         api.recover(tree=TREE, finish=finish)
         there = host()
-        assert len(there.vgpus) in ((0, 4) if finish else (0,)), (step, moment)
-        assert all(there.is_own(vgpu) for vgpu in there.vgpus)
-        if there.vgpus:
+        assert len(there.vgpus.active) in ((0, 4) if finish else (0,)), (step, moment)
+        assert all(there.vgpus.is_own(vgpu) for vgpu in there.vgpus.active)
+        if there.vgpus.active:
             remove_all()
-        assert bool(there.vgpu_marks) is bool(there.vgpus)
+        assert bool(there.vgpus.marks) is bool(there.vgpus.active)
 
 
 def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
@@ -157,7 +157,7 @@ def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
             assert f"vGPU {held} is in use by: qemu-system-x86" in refused
             assert f"PID {guest.pid}" in refused
             vfiomgr("vgpu", "remove", other)
-            assert [vgpu.name for vgpu in host().vgpus] == [held]
+            assert [vgpu.name for vgpu in host().vgpus.active] == [held]
         finally:
             guest.kill()
     remove_all()

@@ -10,7 +10,9 @@ from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.pci.iommu import IommuGroup, IommuState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
-from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.users.facet import UserFacts
+from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.vgpu.facet import VgpuFacts
 
 
 def pci_device(address: str = "0000:04:00.0") -> PciDevice:
@@ -69,9 +71,8 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
             )
             for number in numbers
         ),
-        vgpu_parents=(),
-        vgpus=(),
-        users=(),
+        vgpus=VgpuFacts((), ()),
+        users=UserFacts(processes=()),
     )
 
 

@@ -93,8 +93,8 @@ def add_divided_gpu(  # noqa: PLR0913 - all but the host and the bus have defaul
     grown = host_of(*host.devices, gpu, *members)
     return with_facts(
         grown,
-        vgpu_parents=(*host.vgpu_parents, *parents),
-        vgpus=(*host.vgpus, *vgpus),
+        vgpu_parents=(*host.vgpus.parents, *parents),
+        vgpus=(*host.vgpus.active, *vgpus),
     )
 
 

@@ -278,7 +278,7 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 
 def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report GVT-g, which newer GPUs do not have: is_supported_device of i915/intel_gvt.c."""
-    for parent in host.vgpu_parents:
+    for parent in host.vgpus.parents:
         if parent.family != "mdev" or parent.driver != "i915":
             continue
         yield finding(

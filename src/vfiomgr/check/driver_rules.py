@@ -29,7 +29,7 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
 
     The console's display, functions with VFs or vGPUs, and NVSwitches are excluded.
     """
-    parents = host.parent_names
+    parents = host.vgpus.parent_names
     return [
         d
         for d in host.devices
@@ -272,7 +272,11 @@ def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> I
     bind = f"{which}before a guest starts: {command}{again}"
     yield bind_remedy(bind, [first], with_group=shared, joint="; ")
     if not is_first:
-        update = ", then rebuild the initramfs" if host.initramfs is None else " --update-initramfs"
+        update = (
+            ", then rebuild the initramfs"
+            if host.files.initramfs is None
+            else " --update-initramfs"
+        )
         rule = f"for a rule that applies at boot: {command} --persist{update}"
         yield bind_remedy(rule, [first], with_group=shared, persist=True, joint="; ")
 

@@ -247,9 +247,9 @@ def _command_line(distribution: Distribution) -> str | None:
 
 def rebuild_initramfs(host: HostSnapshot, file: str) -> str:
     """How to include a file of modprobe.d, which was just named, in the initramfs."""
-    if host.initramfs is None or not host.initramfs.is_known:
+    if host.files.initramfs is None or not host.files.initramfs.is_known:
         return "rebuild the initramfs"
-    tool = host.initramfs.tool
+    tool = host.files.initramfs.tool
     if tool in _INITRAMFS:
         return _INITRAMFS[tool].format(file=file)
     return f"run {shlex.join(COMMANDS[tool])}"

@@ -208,7 +208,7 @@ def is_fit(host: HostSnapshot, offer: AssignableGroup) -> bool:
     return not any(
         device.virtual_functions
         or is_without_memory(host, device)
-        or not (device.is_bridge or host.is_ready_for_guests(device))
+        or not (device.is_bridge or host.vgpus.is_ready_for_guests(device))
         for device in members
     )
 
@@ -223,7 +223,7 @@ def is_without_memory(host: HostSnapshot, device: PciDevice) -> bool:
 
 def kind_of_function(host: HostSnapshot, device: PciDevice) -> DeviceKind:
     """The kind of a function: its model, its quota, or the type of the vGPU that it is."""
-    vgpu = host.vgpu(str(device.address)) if host.is_vendor_function(device) else None
+    vgpu = host.vgpus.named(str(device.address)) if host.vgpus.is_vendor_function(device) else None
     if vgpu is not None and vgpu.family == "vendor-vfio":
         return kind_of_vgpu(host, vgpu)
     physical = host.device_named(str(device.physical_function))
@@ -245,7 +245,7 @@ def _memory(host: HostSnapshot, device: PciDevice) -> str:
 def kind_of_vgpu(host: HostSnapshot, vgpu: Vgpu) -> DeviceKind:
     """The kind of a vGPU, with the name of its type as the host has it."""
     name = vgpu.type_name or next(
-        (t.name for p in host.vgpu_parents for t in p.types if t.id == vgpu.type and t.name), None
+        (t.name for p in host.vgpus.parents for t in p.types if t.id == vgpu.type and t.name), None
     )
     return kind_of_type(vgpu.type, name)
 

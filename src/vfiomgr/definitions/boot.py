@@ -92,7 +92,7 @@ def exchange(
     if not needs_rule and not any(gpu.autostarting for gpu in gpus):
         return Part(tuple(_replaced(host.defined, dict.fromkeys(FILES))))
     notes = tuple(_rule_notes(host.defined)) if needs_rule else ()
-    if not host.has_systemd:
+    if not host.files.has_systemd:
         return Part(notes=(*notes, f"systemd not found: {_BY_HAND}"))
     if program is None:
         is_there = host.defined.file(RULE if needs_rule else SERVICE) is not None

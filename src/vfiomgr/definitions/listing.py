@@ -27,9 +27,9 @@ _IN_WORDS = {"in-use": "in use", "other": "name used by another vGPU"}
 def list_defined(session: Session) -> None:
     """List vGPU definitions, active or not, and unusable files."""
     host = session.with_vgpu_users(session.scan())
-    items = [_mdev_item(host, definition) for definition in host.vgpu_definitions]
+    items = [_mdev_item(host, definition) for definition in host.defined.vgpus]
     items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
-    problems = host.vgpu_definition_problems
+    problems = host.defined.problems
     if session.format != "table":
         print_document("VgpuDefinitionList", {"items": items, "problems": problems}, session.format)
         return
@@ -37,7 +37,7 @@ def list_defined(session: Session) -> None:
         print_table(_HEADINGS, [_row(item) for item in items])
     else:
         note("no vGPUs defined; define one with: vfiomgr vgpu define")
-    if host.users is None and any(item["active"] for item in items):
+    if host.users.processes is None and any(item["active"] for item in items):
         note(unknown_users("in use", is_live=session.is_live))
     for problem in problems:
         note(f"skipped {problem.path}: {problem.reason}")
@@ -46,9 +46,9 @@ def list_defined(session: Session) -> None:
 
 
 def _mdev_item(host: HostSnapshot, definition: VgpuDefinition) -> dict[str, object]:
-    active = host.vgpu(definition.uuid)
+    active = host.vgpus.named(definition.uuid)
     starter = "vfiomgr" if host.defined.file(RULE) is not None else None
-    kinds = [k for p in host.vgpu_parents if p.name == definition.parent for k in p.types]
+    kinds = [k for p in host.vgpus.parents if p.name == definition.parent for k in p.types]
     return {
         "name": definition.uuid,
         "uuid": definition.uuid,
@@ -79,7 +79,7 @@ def _function_item(
         "type": function.type_id,
         "type_name": function.type_name,
         "start": function.start,
-        **_state(host, host.vgpu(name), name, function.type_id),
+        **_state(host, host.vgpus.named(name), name, function.type_id),
         "attributes": _attributes(attributes),
         "kept_by": "vfiomgr",
         "path": gpu.path,

@@ -94,7 +94,7 @@ def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
 
 def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
     path = gpu_file(device.address)
-    for problem in host.vgpu_definition_problems:
+    for problem in host.defined.problems:
         if problem.path == path:
             message = f"cannot use {path}: {problem.reason}"
             refuse("definition-unusable", path, message, "correct the file, or remove it")
@@ -154,7 +154,7 @@ def _function_type(
     host: HostSnapshot, request: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
 ) -> tuple[str, str | None]:
     """Number and name of the type: as requested, as defined, or of the active vGPU."""
-    active = host.vgpu(request.name)
+    active = host.vgpus.named(request.name)
     if request.type is None:
         if old is not None:
             return old.type_id, old.type_name
@@ -200,7 +200,7 @@ def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
     text = render_definition(definition)
     before = host.defined.file(definition.path)
     changes = [] if before == text else [ReplaceFile(definition.path, before, text)]
-    others = [d for d in host.vgpu_definitions if d.path != definition.path]
+    others = [d for d in host.defined.vgpus if d.path != definition.path]
     part = exchange(host, [*others, definition], host.defined.gpus, request.program)
     return Plan(
         summary=f"define {definition}",
@@ -218,7 +218,7 @@ def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
     gone = {name: list(_files_of(host, name, parent)) for name in request.names}
     files = dict.fromkeys(file for found in gone.values() for file in found)
     gpus, changed, known = _gpus_without(host, request.names)
-    mdevs = [d for d in host.vgpu_definitions if d.path not in files]
+    mdevs = [d for d in host.defined.vgpus if d.path not in files]
     part = exchange(host, mdevs, gpus, None)
     absent = [name for name in request.names if not gone[name] and name not in known]
     removals = (ReplaceFile(path, host.defined.file(path), None) for path in files)
@@ -229,7 +229,7 @@ def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
         notes=tuple(
             f"{vgpu} stays active; remove it with: vfiomgr vgpu remove {name}"
             for name in request.names
-            if name not in absent and (vgpu := host.vgpu(name)) is not None
+            if name not in absent and (vgpu := host.vgpus.named(name)) is not None
         ),
         already=tuple(f"vGPU definition not found: {name}" for name in absent),
     )
@@ -240,7 +240,7 @@ def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
     old, new = defined(host, request)
     step = replacement(host, old, new)
     gpus = [gpu for gpu in host.defined.gpus if gpu.gpu.address != new.gpu.address]
-    part = exchange(host, host.vgpu_definitions, [*gpus, new], request.program)
+    part = exchange(host, host.defined.vgpus, [*gpus, new], request.program)
     function = new.function(PciAddress.parse(request.name))
     starts = function is not None and function.autostart
     return Plan(
@@ -254,7 +254,7 @@ def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
 
 def _defined_before(host: HostSnapshot, request: DefineVgpu) -> VgpuDefinition | None:
     """The existing definition, or None."""
-    found = [d for d in host.vgpu_definitions if d.uuid == request.name]
+    found = [d for d in host.defined.vgpus if d.uuid == request.name]
     if request.parent is not None:
         found = [d for d in found if d.parent == canonical(request.parent)]
     if len(found) > 1:
@@ -270,7 +270,7 @@ def refuse_ambiguous(found: Sequence[VgpuDefinition]) -> NoReturn:
 
 
 def _wanted(host: HostSnapshot, request: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:
-    active = host.vgpu(request.name)
+    active = host.vgpus.named(request.name)
     parent = _parent(host, request, old, active)
     type_id = _type(host, parent, request, old, active)
     base = old or VgpuDefinition(parent, request.name, type_id, attributes=_read(host, active))
@@ -294,7 +294,7 @@ def _parent(
     name = (
         canonical(request.parent) if request.parent is not None else known.parent if known else ""
     )
-    functions = [parent.name for parent in host.vgpu_parents if parent.gpu == name != parent.name]
+    functions = [parent.name for parent in host.vgpus.parents if parent.gpu == name != parent.name]
     if functions:
         message = f"vGPUs of {name} need one of its virtual functions as parent"
         raise UsageError(message, f"name one, e.g. --parent {functions[0]}")
@@ -326,12 +326,12 @@ def _type(
 
 def parent_named(host: HostSnapshot, name: str) -> VgpuParent | None:
     """The parent with this name; None if no driver offers it."""
-    return next((parent for parent in host.vgpu_parents if parent.name == name), None)
+    return next((parent for parent in host.vgpus.parents if parent.name == name), None)
 
 
 def types_of(host: HostSnapshot, parent: VgpuParent) -> list[VgpuType]:
     """The types of a parent, including those that other parents of its GPU list."""
-    alike = [known for known in host.vgpu_parents if known.gpu == parent.gpu]
+    alike = [known for known in host.vgpus.parents if known.gpu == parent.gpu]
     return list({kind.id: kind for known in alike for kind in known.types}.values())
 
 
@@ -368,7 +368,7 @@ def _check_attributes(attributes: Attributes) -> None:
 
 def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
     """Refuse to overwrite an unusable file."""
-    for problem in host.vgpu_definition_problems:
+    for problem in host.defined.problems:
         if problem.path == definition.path:
             message = f"cannot use {problem.path}: {problem.reason}"
             refuse(
@@ -380,7 +380,7 @@ def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
 
 
 def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
-    active = host.vgpu(definition.uuid)
+    active = host.vgpus.named(definition.uuid)
     if active is not None and (active.parent, active.type) != (
         definition.parent,
         definition.type_id,
@@ -392,7 +392,7 @@ def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
     parent = parent_named(host, definition.parent)
     if parent is None:
         yield f"{definition.parent} does not support vGPUs now; the vGPU starts when it does"
-    elif definition.autostart and parent.is_virtual_function and host.file(BOOT) is None:
+    elif definition.autostart and parent.is_virtual_function and host.files.text(BOOT) is None:
         yield (
             f"virtual functions of {parent.gpu} are lost at reboot; to create them at boot: "
             "vfiomgr layout export > host.yaml; vfiomgr layout install host.yaml"

@@ -104,7 +104,7 @@ def candidates(
     leaves_mdevs = request.boot and host.defined.is_started_by_mdevctl
     mdevs = [
         _mdev_candidate(host, target_of(definition), begun)
-        for definition in host.vgpu_definitions
+        for definition in host.defined.vgpus
         if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
     ]
     functions = [
@@ -170,7 +170,7 @@ def _divided(
 def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Diagnostic]:
     """Refuse MIG if the vGPUs are defined without it: none of their types is available."""
     address = definition.gpu.address
-    mode = host.gpu_mode(host.device(address))
+    mode = host.vgpus.mode_of(host.device(address))
     if mode is not None and mode.mig and definition.mig is None:
         yield blocker(
             "gpu-partitioned",
@@ -182,7 +182,7 @@ def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Dia
 
 def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMode | None:
     """The modes that differ from the definition; allowing more sizes than defined is fine."""
-    mode = host.gpu_mode(host.device(definition.gpu.address))
+    mode = host.vgpus.mode_of(host.device(definition.gpu.address))
     if mode is None:
         return None
     mixed = definition.heterogeneous and mode.heterogeneous is False
@@ -197,7 +197,7 @@ def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMod
 def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> RestorableVgpu:
     parent = parent_named(host, target.parent)
     known = _candidate(target, parent.gpu if parent else target.parent)
-    absence = absence_of(host, target) if host.vgpu(target.name) is None else None
+    absence = absence_of(host, target) if host.vgpus.named(target.name) is None else None
     if absence is not None:
         return replace(known, why_not=f"{absence.message}; {absence.hint}", is_waiting=True)
     return _planned(host, known, target, begun)

@@ -88,7 +88,7 @@ def made_by(checkpoint: MissingVgpus | None) -> tuple[str, ...]:
 
 def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
     """The names for which there is no active vGPU."""
-    return tuple(name for name in names if host.vgpu(name) is None)
+    return tuple(name for name in names if host.vgpus.named(name) is None)
 
 
 @plans(StopVgpu)
@@ -100,7 +100,7 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
 
     """
     made = vgpu_plan.plan_remove(host, RemoveVgpu(request.names, allow=request.allow))
-    active = [found for name in request.names if (found := host.vgpu(name)) is not None]
+    active = [found for name in request.names if (found := host.vgpus.named(name)) is not None]
     defined = [target for target in targets(host) if target.name in request.names]
     names = {target.name for target in defined}
     return replace(
@@ -130,7 +130,7 @@ def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
 
 def targets(host: HostSnapshot) -> Iterator[Target]:
     """All definitions of both families."""
-    yield from map(target_of, host.vgpu_definitions)
+    yield from map(target_of, host.defined.vgpus)
     for gpu in host.defined.gpus:
         yield from map(function_target, gpu.vgpus)
 
@@ -155,14 +155,14 @@ def _target(host: HostSnapshot, name: str, parent: str | None) -> Target:
         found = [target for target in found if target.parent == canonical(parent)]
     here = [target for target in found if parent_named(host, target.parent) is not None]
     if len(here or found) > 1:
-        refuse_ambiguous([d for d in host.vgpu_definitions if d.uuid == name])
+        refuse_ambiguous([d for d in host.defined.vgpus if d.uuid == name])
     if not found:
         raise _undefined(host, name)
     return (here or found)[0]
 
 
 def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
-    for problem in host.vgpu_definition_problems:
+    for problem in host.defined.problems:
         if problem.path.endswith(f"/{name}"):
             message = f"cannot use the definition of vGPU {name}: {problem.reason}"
             return refusal(
@@ -185,7 +185,7 @@ def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> 
 
     A vGPU in `begun` is marked as created by vfiomgr; otherwise someone else created it.
     """
-    active = host.vgpu(target.name)
+    active = host.vgpus.named(target.name)
     if active is not None:
         return _completed(host, target, active, is_own=target.name in begun)
     parent, kind = _place(host, target)
@@ -297,7 +297,7 @@ def mdev_type(host: HostSnapshot, parent: PciAddress, wanted: str) -> str:
 
     """
     device = host.device(parent)
-    found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
+    found = next((known for known in host.vgpus.parents if known.name == str(parent)), None)
     if found is None:
         message = f"{device} does not support vGPUs"
         remedy = "vfiomgr vgpu list --types shows the parents of this host"
@@ -311,7 +311,7 @@ def mdev_type(host: HostSnapshot, parent: PciAddress, wanted: str) -> str:
 
 def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
     """Make sure that a mediated device can be created now."""
-    found = next((known for known in host.vgpu_parents if known.name == parent), None)
+    found = next((known for known in host.vgpus.parents if known.name == parent), None)
     if found is None:
         message = f"no such vGPU parent: {parent}"
         raise UnknownDevice(message, "load its driver; vfiomgr vgpu list --types shows the parents")

@@ -266,10 +266,10 @@ def not_checked(host: HostSnapshot, request: Request, plan: Plan) -> tuple[str, 
 
 
 def _not_checked(host: HostSnapshot, request: Request) -> Iterator[str]:
-    if host.users is None:
+    if host.users.processes is None:
         yield "processes that use the devices: requires root on a running host"
-        if host.host_uses is not None:
+        if host.users.host_uses is not None:
             yield "mounts in other namespaces and disks in exclusive use: requires root"
-    if host.host_uses is None:
+    if host.users.host_uses is None:
         yield "mounted file systems and the default route: no /proc on this host"
     yield from request.not_checked(host)

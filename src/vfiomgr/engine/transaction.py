@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from msgspec.structs import replace
 
-from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.journal import Journal, runs_so_far
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
 from vfiomgr.engine.plan import DEADLINE, Plan, Step
@@ -20,14 +19,12 @@ from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, 
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
-from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.host.tree import HostTree
-from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
-from vfiomgr.pci.iommu import IommuState
+from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
-from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot import facets
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.uses import with_present_uses
+from vfiomgr.users.uses import with_present_uses
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -36,7 +33,8 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Checkpoint, Request
     from vfiomgr.engine.survey import Survey
     from vfiomgr.engine.unfinished import Interrupted
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.users.model import DeviceUser
 
 
 def scan_for(
@@ -54,7 +52,8 @@ def scan_for(
     requests = [one for one in (request, *others) if one is not None]
     paths = [one.only_paths for one in requests]
     if paths and all(only is not None for only in paths):
-        return _files_of(dict.fromkeys(path for only in paths for path in only or ()), tree)
+        named = dict.fromkeys(path for only in paths for path in only or ())
+        return facets.read_only_files(tree, named)
     host = scan(
         tree,
         machine or tree,
@@ -74,12 +73,7 @@ def with_further_files(
 ) -> HostSnapshot:
     """Add the files that only these requests change."""
     paths = dict.fromkeys(path for one in requests for path in one.further_paths)
-    return replace(host, files=(*host.files, *_read(paths, tree))) if paths else host
-
-
-def _read(paths: Iterable[str], tree: HostTree) -> Iterator[TextFile]:
-    texts = ((path, tree.read_text(HostPath(path))) for path in paths)
-    return (TextFile(path, text) for path, text in texts if text is not None)
+    return facets.with_files(tree, host, paths) if paths else host
 
 
 def _named_types(requests: Iterable[Request]) -> frozenset[str] | None:
@@ -96,21 +90,6 @@ def _named_functions(requests: Iterable[Request]) -> frozenset[PciAddress] | Non
     if not named or any(functions is None for functions in named):
         return None
     return frozenset(address for functions in named for address in functions or ())
-
-
-def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
-    """A snapshot of some files, without devices."""
-    return HostSnapshot(
-        kernel=KernelFacts(None, None, tree.read(BOOT_ID), None),
-        iommu=IommuState((), (), has_groups=False),
-        pci_drivers=(),
-        devices=(),
-        groups=(),
-        vgpu_parents=(),
-        vgpus=(),
-        users=(),
-        files=tuple(_read(paths, tree)),
-    )
 
 
 def slots_with_serials(tree: HostTree, request: Request) -> frozenset[tuple[int, int, int]]:
@@ -167,7 +146,7 @@ class ApplyContext(Value):
     def scan(self, request: Request | None = None, *others: Request) -> HostSnapshot:
         """The host with all facts that a change needs, or several that are undone together."""
         host = scan_for(request, self.tree, self.machine, others)
-        if host.users is None and (
+        if host.users.processes is None and (
             request is None or any(map(self.needs_kernel, (request, *others)))
         ):
             message = "cannot see which processes use devices: /proc hides files of some processes"
@@ -223,7 +202,7 @@ def _with_holders(stuck: StuckInKernel, before: HostSnapshot, work: ApplyContext
     held: list[DeviceUser] = []
     for host in (before, now):
         devices = [device for device in host.devices if str(device.address) in stuck.devices]
-        vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
+        vgpus = [vgpu for vgpu in host.vgpus.active if vgpu.name in stuck.devices]
         held += [user for device in devices for user in now.holders(device)]
         held += [user for vgpu in vgpus for user in now.holders(vgpu)]
     names = [str(user) for user in held]
@@ -260,7 +239,9 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
                 earlier = _Earlier(request, host, work)
                 refuse_obsolete(request, work.tree)
             elif not request.only_paths is not None:
-                host = with_present_uses(host, work.tree)  # a mount may have been added
+                # A mount may have been added.
+                users = with_present_uses(host.users, work.tree, host.devices)
+                host = replace(host, users=users)
             checkpoint = checkpoint or earlier.checkpoint
             return _apply_locked(request, host, first, work, checkpoint, earlier)
     except StuckInKernel as stuck:

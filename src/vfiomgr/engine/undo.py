@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.engine.registry import undo_guards
 from vfiomgr.errors import UnknownDevice
+from vfiomgr.snapshot.values import Holder
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Step  # noqa: TC004
     from vfiomgr.pci.model import DeviceIdentity, PciDevice  # noqa: TC004
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import Holder  # noqa: TC004
 
 
 class UndoPlan(Value):

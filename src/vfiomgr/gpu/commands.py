@@ -103,7 +103,7 @@ def mode(
 
 def _show(session: Session, gpu: str | None) -> None:
     host = session.scan(with_gpu_modes=True)
-    modes = host.gpu_modes
+    modes = host.vgpus.modes
     if gpu is not None:
         address = find_device(host, gpu).address
         modes = tuple(found for found in modes if found.gpu == str(address))
@@ -240,7 +240,7 @@ def instances(
 def _list(session: Session, gpu: str | None) -> None:
     """List instances, profiles and free capacity, of all GPUs or of one."""
     host = session.scan(with_gpu_modes=True)
-    found = host.gpu_partitions
+    found = host.vgpus.partitions
     if gpu is not None:
         device = find_device(host, gpu)
         found = tuple(known for known in found if known.gpu == str(device.address))

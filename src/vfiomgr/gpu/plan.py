@@ -50,7 +50,7 @@ def plan_mode(
     """
     device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
-    mode = host.gpu_mode(device)
+    mode = host.vgpus.mode_of(device)
     assert mode is not None  # noqa: S101 - refused above
     functions = resolve(host, request, checkpoint).functions
     has_mig = mode.mig if request.mig is None else request.mig
@@ -89,7 +89,7 @@ def resolve(
 def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
     """The vGPUs of a GPU and of its virtual functions."""
     names = (str(device.address), *map(str, device.virtual_functions))
-    return [vgpu for name in names for vgpu in host.vgpus_of(name)]
+    return [vgpu for name in names for vgpu in host.vgpus.of(name)]
 
 
 def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Diagnostic]:
@@ -153,7 +153,7 @@ def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             if device.is_on_vfio
             else "name a GPU that uses the driver nvidia",
         )
-    elif host.gpu_mode(device) is None:
+    elif host.vgpus.mode_of(device) is None:
         yield blocker(
             "nvidia-smi-silent",
             device,
@@ -228,7 +228,7 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
     device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
     refuse_if_any(_undivided(host, device))
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     assert partition is not None  # noqa: S101 - refused above
     wanted = {_profile(device, partition, name).id: count for name, count in request.instances}
     fixed = _fixed(host, device, partition, wanted)
@@ -250,7 +250,7 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
 
 
 def _undivided(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    mode = host.gpu_mode(device)
+    mode = host.vgpus.mode_of(device)
     if mode is None or mode.mig is None:
         yield blocker(
             "no-mig",
@@ -265,7 +265,7 @@ def _undivided(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"MIG is off on {device}; GPU instances require it",
             f"turn it on first: vfiomgr vgpu mode {device.address} --mig",
         )
-    elif host.partition(str(device.address)) is None:
+    elif host.vgpus.partition_of(str(device.address)) is None:
         yield blocker(
             "nvidia-smi-silent",
             device,

@@ -117,13 +117,13 @@ def resolve(
     """Record the state of the host before the switch."""
     device = host.device(request.address)
     found = SwitchCheckpoint(
-        vgpus=tuple(v.name for v in plan.vgpus_on(host, device) if host.is_own(v)),
+        vgpus=tuple(v.name for v in plan.vgpus_on(host, device) if host.vgpus.is_own(v)),
         autoprobe=device.sriov_drivers_autoprobe,
     )
     if request.to == "vgpu":
         found = replace(found, instances=gpu_instances.places(host, device))
         if device.sriov_totalvfs:
-            mode = host.gpu_mode(device)
+            mode = host.vgpus.mode_of(device)
             mixed = None if mode is None else mode.heterogeneous is True
             found = replace(found, functions=device.sriov_totalvfs, heterogeneous=mixed)
     if checkpoint is None:
@@ -157,7 +157,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
     if wanted is None and not mixed:
         return  # the GPU itself is the vGPU parent
     if mixed:
-        mode = course.host.gpu_mode(device)
+        mode = course.host.vgpus.mode_of(device)
         refuse_if_any(plan.unmixable(device, mode))
     if wanted and device.sriov_numvfs and lacks_vgpu_functions(course.host, device):
         _set_functions(course, 0)
@@ -176,7 +176,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
 
 def _shows_sizes(course: _SwitchPlan) -> bool:
     """Whether the vGPUs show heterogeneous mode, which nvidia-smi does not report."""
-    if course.host.gpu_mode(course.device) is not None:
+    if course.host.vgpus.mode_of(course.device) is not None:
         return False
     name = str(course.device.address)
     return any(gpu.name == name and gpu.is_heterogeneous for gpu in gpus(course.host))
@@ -238,17 +238,17 @@ def _set_functions(course: _SwitchPlan, count: int, *, heterogeneous: bool | Non
 def _end_persistence(course: _SwitchPlan) -> None:
     """Turn persistence mode off, in which NVIDIA's driver never releases the GPU."""
     device = course.device
-    if course.host.in_persistence_mode(device.address):
+    if course.host.users.in_persistence_mode(device.address):
         step = SetPersistence(device.identity, before=True, after=False)
         course.add(Plan("", (step,)), projection.without_persistence(course.host, device))
 
 
 def _forgotten_marks(course: _SwitchPlan) -> Iterator[Step]:
     """Delete the marks of vGPUs that an interrupted run removed."""
-    there = {vgpu.name for vgpu in course.host.vgpus}
+    there = {vgpu.name for vgpu in course.host.vgpus.active}
     taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
     files = {MARKS / name for name in course.checkpoint.vgpus if name not in there} - taken
-    for mark in course.host.vgpu_marks:
+    for mark in course.host.vgpus.marks:
         if mark.path in files:
             yield ReplaceFile(mark.path, mark.text, None)
 
@@ -262,7 +262,7 @@ def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"name its GPU, {device.physical_function}; for the virtual function itself: "
             + (
                 "it is ready for a guest"
-                if host.is_ready_for_guests(device)
+                if host.vgpus.is_ready_for_guests(device)
                 else how_to_bind(host, [device])
             ),
         )
@@ -283,7 +283,7 @@ def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnosti
 
 
 def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Diagnostic]:
-    foreign = [vgpu.name for vgpu in here if not host.is_own(vgpu)]
+    foreign = [vgpu.name for vgpu in here if not host.vgpus.is_own(vgpu)]
     if foreign:
         yield blocker(
             "unmanaged-vgpus",
@@ -295,8 +295,8 @@ def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterato
 
 def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Diagnostic]:
     """Refuse vGPUs in GPU instances that nvidia-smi does not report: no rollback is possible."""
-    mode = host.gpu_mode(device)
-    is_known = host.partition(str(device.address)) is not None
+    mode = host.vgpus.mode_of(device)
+    is_known = host.vgpus.partition_of(str(device.address)) is not None
     if here and mode is not None and mode.mig and not is_known:
         names = [vgpu.name for vgpu in here]
         yield blocker(

@@ -30,7 +30,7 @@ def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
 def other_vgpus(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """Refuse to remove virtual functions with newer vGPUs, which the undo cannot restore."""
     parents = (*scope.removed, *scope.reduced)
-    there = [vgpu for device in parents for vgpu in host.vgpus_of(str(device.address))]
+    there = [vgpu for device in parents for vgpu in host.vgpus.of(str(device.address))]
     names = [vgpu.name for vgpu in there if vgpu not in scope.made]
     if names:
         yield blocker(

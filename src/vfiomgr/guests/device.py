@@ -111,10 +111,10 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         options = replace(options, has_iommufd=True)
     return GuestDevice(
         functions=ordered,
-        vgpu=host.vgpu(str(device.address)),
+        vgpu=host.vgpus.named(str(device.address)),
         model=None,
         options=options,
-        is_vendor_function=host.is_vendor_function(device),
+        is_vendor_function=host.vgpus.is_vendor_function(device),
         numa_node=device.numa_node,
         root_complex=root_complex(device),
         iommu_group=device.iommu_group,
@@ -131,7 +131,7 @@ def _has_only_cdev(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
-    vgpu = host.vgpu(request.name)
+    vgpu = host.vgpus.named(request.name)
     if vgpu is None:
         message = f"active vGPU not found: {request.name}"
         raise UnknownDevice(message, "list the active vGPUs with: vfiomgr vgpu list")
@@ -156,7 +156,7 @@ def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
 
 def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
     """`device_api` of the vGPU's type; vfio-pci if a recorded host does not contain it."""
-    for parent in host.vgpu_parents:
+    for parent in host.vgpus.parents:
         for vgpu_type in parent.types:
             if (parent.name, vgpu_type.id) == (vgpu.parent, vgpu.type) and vgpu_type.device_api:
                 return vgpu_type.device_api

@@ -55,8 +55,8 @@ def resolve(host: HostSnapshot, node: str) -> NodeDevice:
 
 def _group(host: HostSnapshot, node: str, number: int) -> NodeDevice:
     members = host.group_members(number)
-    mediated = tuple(v for v in host.vgpus if v.uuid is not None and v.iommu_group == number)
-    ready = tuple(device for device in members if host.is_ready_for_guests(device))
+    mediated = tuple(v for v in host.vgpus.active if v.uuid is not None and v.iommu_group == number)
+    ready = tuple(device for device in members if host.vgpus.is_ready_for_guests(device))
     if host.group(number) is None:
         problem: str | None = f"no such IOMMU group: {number}"
         if not host.iommu.is_known:
@@ -81,13 +81,13 @@ def _on_drivers(devices: tuple[PciDevice, ...]) -> str:
 def _cdev(host: HostSnapshot, node: str) -> NodeDevice:
     name = node.removeprefix(f"{VFIO_CDEVS}/")
     functions = tuple(device for device in host.devices if device.vfio_device == name)
-    mediated = tuple(v for v in host.vgpus if v.uuid is not None and v.vfio_device == name)
+    mediated = tuple(v for v in host.vgpus.active if v.uuid is not None and v.vfio_device == name)
     groups = [d.iommu_group for d in functions] + [v.iommu_group for v in mediated]
     if not functions and not mediated:
         problem: str | None = f"no function has the VFIO device {name}"
     elif functions and not functions[0].vfio_cdev:
         problem = f"the kernel does not create {node} (CONFIG_VFIO_DEVICE_CDEV)"
-    elif functions and not host.is_ready_for_guests(functions[0]):
+    elif functions and not host.vgpus.is_ready_for_guests(functions[0]):
         problem = f"{functions[0].address} is on {functions[0].driver or 'no driver'}"
     else:
         problem = None
@@ -133,14 +133,14 @@ def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[Assig
     found: list[AssignableGroup] = []
     for group in host.groups:
         members = host.group_members(group.number)
-        functions = tuple(device for device in members if host.is_ready_for_guests(device))
-        if any(d not in functions and host.is_vendor_function(d) for d in members):
+        functions = tuple(device for device in members if host.vgpus.is_ready_for_guests(device))
+        if any(d not in functions and host.vgpus.is_vendor_function(d) for d in members):
             continue
         if functions and host.is_viable(group.number) and not group.is_noiommu:
             found.append(AssignableGroup(group.number, functions))
     yield from sorted(found, key=lambda offer: min(d.address for d in offer.functions))
     if with_mediated:
-        for vgpu in host.vgpus:
+        for vgpu in host.vgpus.active:
             if vgpu.uuid is not None and vgpu.iommu_group is not None:
                 yield AssignableGroup(vgpu.iommu_group, vgpu=vgpu)
 
@@ -161,6 +161,6 @@ def node_paths(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[
 
 def node_access(host: HostSnapshot, offer: AssignableGroup) -> NodeAccess:
     """Owner and mode of its nodes in a container: those of the layout, else root with 0600."""
-    bindings = (host.binding(function.address) for function in offer.functions)
+    bindings = (host.files.binding(function.address) for function in offer.functions)
     owners = (binding.owner for binding in bindings if binding is not None)
     return next((owner.access for owner in owners if owner is not None), ROOT_ONLY)

@@ -24,7 +24,7 @@ def note_unbound(
 
     `host` has the functions, `around` returns the entire host and is called only if needed.
     """
-    waiting = [a for a in addresses if not host.is_ready_for_guests(host.device(a))]
+    waiting = [a for a in addresses if not host.vgpus.is_ready_for_guests(host.device(a))]
     if not waiting:
         return
     if len(waiting) > passthrough.readiness_hints.MOST:

@@ -38,6 +38,13 @@ ROOT_ONLY = NodeAccess(0, 0, 0o600)
 """The defaults of devtmpfs for a node of VFIO."""
 
 
+class NodeFact(Value):
+    """A node of VFIO, with its owner and mode."""
+
+    path: str
+    access: NodeAccess
+
+
 class NodeOwner(Value):
     """The owner of a function's nodes; `name` is as typed by the user."""
 

@@ -134,7 +134,7 @@ def planned_configuration(
     require_choice("--plug", plug, get_args(Plug))
     seen = host.scan()
     asked = _named(seen, tuple(names))
-    bound = tuple(device for device in seen.devices if seen.is_ready_for_guests(device))
+    bound = tuple(device for device in seen.devices if seen.vgpus.is_ready_for_guests(device))
     installation = installation_of(host)
     named_file = whole or beside
     base = named_base(host, named_file, hypervisor, runtime) if named_file else None
@@ -278,14 +278,14 @@ def tell_of_devices(host: HostSource, made: KataConfiguration) -> None:
     for line in made.plan.notes:
         host.on_note(line)
     seen = made.host
-    if not made.asked and not any(map(seen.is_ready_for_guests, seen.devices)):
+    if not made.asked and not any(map(seen.vgpus.is_ready_for_guests, seen.devices)):
         host.on_note(
             "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create, then "
             "this command again"
         )
-    waiting = [d for d in made.asked if not seen.is_ready_for_guests(d)]
+    waiting = [d for d in made.asked if not seen.vgpus.is_ready_for_guests(d)]
     tell_how_to_bind(host, seen, waiting)
-    if any(vgpu.uuid is not None for vgpu in seen.vgpus):
+    if any(vgpu.uuid is not None for vgpu in seen.vgpus.active):
         host.on_note(
             "mediated vGPUs are omitted: Kata cannot attach them; use libvirt: vfiomgr libvirt "
             "hostdev UUID"

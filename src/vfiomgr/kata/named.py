@@ -48,7 +48,7 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
 def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:
     if not addresses:
         known = (d for d in host.devices if d.is_graphics_or_accelerator)
-        return [device for device in known if host.is_ready_for_guests(device)]
+        return [device for device in known if host.vgpus.is_ready_for_guests(device)]
     return [find_device(host, text) for text in addresses]
 
 

@@ -40,8 +40,8 @@ from vfiomgr.kata.model import (
     guest_mebibytes,
 )
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
-from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.units import mebibytes
+from vfiomgr.users.node_agent import find_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +99,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     """
     host = source.scan()
     if source.snapshot is None:
-        host = replace(host, agent=find_status(source.tree))
+        host = replace(host, users=replace(host.users, agent=find_status(source.tree)))
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
@@ -129,7 +129,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, str]:
     """The resources of units, with the names of the running node agent or its default names."""
     names = dict(default_names(host, [unit.lead for unit in units]))
-    agent = host.running_agent
+    agent = host.users.running_agent
     for resource in agent.resources if agent is not None else ():
         ids = {name for device in resource.devices for name in (device.id, *device.addresses)}
         names |= {address: resource.name for address in names if str(address) in ids}
@@ -165,7 +165,7 @@ def _tell(
             "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create"
         )
     lead = [unit.lead for unit in units]
-    tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
+    tell_how_to_bind(source, host, [d for d in lead if not host.vgpus.is_ready_for_guests(d)])
     if notes := list(_of_others(offered, requests[0])):
         for note in notes:
             source.on_note(note)
@@ -186,7 +186,7 @@ def _tell(
                 f"a pod requests {count} of {name}, but this host has {len(offered[name])}: it "
                 "waits for a node with more"
             )
-        agent = host.running_agent
+        agent = host.users.running_agent
         if agent is not None and any(r.name == name for r in agent.resources):
             continue
         own = name in _names(host, offered[name]).values()

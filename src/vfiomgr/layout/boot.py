@@ -112,13 +112,15 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
 def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     """Remove what `plan_install` wrote; later changes by others are kept."""
     before = _without_own_rules(host)
-    installed = parse_record(host.file(RECORD))
+    installed = parse_record(host.files.text(RECORD))
     # A unit that went with the last rule comes back with it; another is left as it is.
-    program = request.program if host.file(UNIT) is None else None
+    program = request.program if host.files.text(UNIT) is None else None
     kept = persistence_plan.exchange(
         host, bindings(before), program, rebuild=request.update_initramfs
     )
-    removed = [path for path in (*reversed(SERVICES), FILE, RECORD) if host.file(path) is not None]
+    removed = [
+        path for path in (*reversed(SERVICES), FILE, RECORD) if host.files.text(path) is not None
+    ]
     services = [path for path in removed if path in SERVICES]
     files = [path for path in removed if path not in SERVICES]
     if not removed:
@@ -144,20 +146,21 @@ def _records(host: HostSnapshot, name: str, written: tuple[WrittenRule, ...]) ->
 
     So an interrupted run leaves no rule behind that no record names.
     """
-    installed = parse_record(host.file(RECORD))
+    installed = parse_record(host.files.text(RECORD))
     old = () if installed is None else installed.rules
-    there = tuple(r for r in old if r not in written and r.is_as_written(host.file(r.path)))
+    there = tuple(r for r in old if r not in written and r.is_as_written(host.files.text(r.path)))
     after = render_record(InstalledLayout(name, written))
     return render_record(InstalledLayout(name, (*written, *there))) if there else after, after
 
 
 def _without_own_rules(host: HostSnapshot) -> HostSnapshot:
     """The host without the layout's rules; a rule that others changed since is kept."""
-    installed = parse_record(host.file(RECORD))
+    installed = parse_record(host.files.text(RECORD))
     own: dict[str, list[WrittenRule]] = {}
     for rule in () if installed is None else installed.rules:
         own.setdefault(rule.path, []).append(rule)
-    return replace(host, files=(*_others(host.files, own), *_put_aside(host, own)))
+    texts = (*_others(host.files.texts, own), *_put_aside(host, own))
+    return replace(host, files=replace(host.files, texts=texts))
 
 
 def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
@@ -173,7 +176,7 @@ def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterato
     """Rules removed because of the layout's device settings, and not written again since."""
     for path, rules in own.items():
         absence = next((rule for rule in rules if rule.is_absence), None)
-        if absence is not None and absence.before is not None and host.file(path) is None:
+        if absence is not None and absence.before is not None and host.files.text(path) is None:
             yield TextFile(path, absence.before)
 
 
@@ -188,7 +191,7 @@ def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> 
             if device.physical_function is not None:
                 continue
             path = rule_file(address)
-            there = before.file(path)
+            there = before.files.text(path)
             readable = there if parse_rule(there or "") else None
             if _has_settings(bind):
                 with_settings.append(device)
@@ -219,7 +222,7 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
         Refusal: vfiomgr is not a command that a unit can run.
 
     """
-    if not host.has_systemd:
+    if not host.files.has_systemd:
         return dict.fromkeys(SERVICES)
     if request.program is None:
         message = "vfiomgr is not an installed command, so no service can run it at boot"
@@ -248,7 +251,7 @@ def _kept_allowances(request: InstallLayout) -> tuple[str, ...]:
 def _service_notes(
     host: HostSnapshot, request: InstallLayout, *, is_changed: bool
 ) -> Iterator[str]:
-    if not host.has_systemd:
+    if not host.files.has_systemd:
         command = shell_command(request.apply.name, _kept_allowances(request))
         yield (
             f"systemd not found: run `{command}` at boot, after the drivers are loaded and "
@@ -266,7 +269,7 @@ def _settings_notes(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterato
             f"{device} gets no udev rule: its settings (reset_method, d3cold) are applied when "
             "it leaves its host driver"
         )
-        for entry in host.driverctl_overrides:
+        for entry in host.files.driverctl_overrides:
             if entry.address == device.address:
                 yield (
                     f"driverctl binds {device.address} to {entry.driver} before its settings can "
@@ -277,7 +280,7 @@ def _settings_notes(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterato
 def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iterator[str]:
     """Rules of `bind --persist` that the layout replaces."""
     for rule in written:
-        if rule.before is not None and host.file(rule.path) == rule.before:
+        if rule.before is not None and host.files.text(rule.path) == rule.before:
             does = "is removed" if rule.is_absence else "is replaced by the layout's"
             yield f"{rule.path} of bind --persist {does} until vfiomgr layout uninstall"
 
@@ -296,14 +299,14 @@ def _difference_notes(request: InstallLayout, differences: int, *, is_busy: bool
 def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterator[str]:
     """What is not removed, and why."""
     if installed is None:
-        if host.file(RECORD) is not None:
+        if host.files.text(RECORD) is not None:
             yield (
                 f"cannot read {RECORD}: udev rules of the layout are kept; list them with "
                 "vfiomgr list --persistent, remove them with vfiomgr unbind --forget-only"
             )
         return
     for rule in installed.rules:
-        now = host.file(rule.path)
+        now = host.files.text(rule.path)
         if now not in (None, rule.before) and not rule.is_as_written(now):
             yield (
                 f"{rule.path} was changed since and is kept; remove it with: "

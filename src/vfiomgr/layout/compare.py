@@ -226,7 +226,7 @@ def _at_boot(
 ) -> tuple[Change, ...]:
     """The parts, with the next boot as a remedy if a boot ends all reasons against the layout."""
     found = (*others, *(diagnostic for part in parts for diagnostic in part.diagnostics))
-    is_installed = host.file(RECORD) is not None and layout_name(host) == request.name
+    is_installed = host.files.text(RECORD) is not None and layout_name(host) == request.name
     if is_installed or not all(ends_at_reboot(host, one) for one in found):
         return parts
     return tuple(
@@ -268,7 +268,7 @@ def resolve(
 
 
 def _mixes(host: HostSnapshot, device: PciDevice) -> bool | None:
-    mode = host.gpu_mode(device)
+    mode = host.vgpus.mode_of(device)
     return None if mode is None else mode.heterogeneous
 
 
@@ -316,8 +316,8 @@ def _leftovers(
 ) -> Iterator[ReplaceFile | SetAutoprobe]:
     """Marks and settings that no other step of the plan restores."""
     written = {step.path for step in steps if isinstance(step, ReplaceFile)}
-    there = {vgpu.name: vgpu for vgpu in host.vgpus}
-    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    there = {vgpu.name: vgpu for vgpu in host.vgpus.active}
+    marks = {mark.path: mark.text for mark in host.vgpus.marks}
     for name in checkpoint.begun:
         vgpu, file = there.get(name), MARKS / name
         before, after = marks.get(file), None if vgpu is None else mark_of(vgpu)

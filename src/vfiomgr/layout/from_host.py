@@ -246,7 +246,7 @@ class _HostRules:
 
     def _of_driverctl(self) -> Iterator[Rule]:
         kept: dict[tuple[str, tuple[int, int, int]], list[PciAddress]] = {}
-        for entry in self._host.driverctl_overrides:
+        for entry in self._host.files.driverctl_overrides:
             where = f"driverctl, {entry.file.path}"
             if not is_vfio_driver(entry.driver):
                 why = (
@@ -257,8 +257,8 @@ class _HostRules:
             elif entry.address not in self._taken:
                 self._taken[entry.address] = "driverctl"
                 kept.setdefault((entry.driver, entry.address.slot), []).append(entry.address)
-        read = {entry.file.path for entry in self._host.driverctl_overrides}
-        for file in self._host.files:
+        read = {entry.file.path for entry in self._host.files.driverctl_overrides}
+        for file in self._host.files.texts:
             if file.path.startswith(f"{DRIVERCTL}/") and file.path not in read:
                 self._left.append(f"driverctl, {file.path}: not a PCI function with a driver")
         for (driver, _), addresses in kept.items():
@@ -278,9 +278,9 @@ class _HostRules:
         )
 
     def _of_mdevctl(self) -> Iterator[Rule]:
-        for problem in self._host.vgpu_definition_problems:
+        for problem in self._host.defined.problems:
             self._left.append(f"mdevctl, {problem.path}: {problem.reason}")
-        defined = [d for d in self._host.vgpu_definitions if self._starts_by_itself(d)]
+        defined = [d for d in self._host.defined.vgpus if self._starts_by_itself(d)]
         once: dict[str, VgpuDefinition] = {}
         for definition in defined:
             if definition.uuid in once:

@@ -129,15 +129,15 @@ def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether it has virtual functions or vGPUs, or is still set up for them."""
     if device.physical_function is not None or device.is_bridge or device.is_on_vfio:
         return False
-    is_kept = host.in_persistence_mode(device.address) is True
-    return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address))) or is_kept
+    is_kept = host.users.in_persistence_mode(device.address) is True
+    return bool(device.sriov_numvfs) or bool(host.vgpus.of(str(device.address))) or is_kept
 
 
 def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether it is divided; GPU instances of a GPU of the host belong to the host."""
     if device.physical_function is not None or device.is_bridge:
         return False
-    return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address)))
+    return bool(device.sriov_numvfs) or bool(host.vgpus.of(str(device.address)))
 
 
 def _unpinned(host: HostSnapshot, bind: Bind, devices: Iterable[PciDevice]) -> Iterator[str]:

@@ -134,7 +134,7 @@ def _is_selected(device: PciDevice, selector: Selector) -> bool:
 
 def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
     """Parents of vGPUs by name, including the kernel's sample devices."""
-    names = (parent.name for parent in host.vgpu_parents if host.device_named(parent.name) is None)
+    names = (parent.name for parent in host.vgpus.parents if host.device_named(parent.name) is None)
     return (name for name in dict.fromkeys(names) if name in selector.parent)
 
 
@@ -339,7 +339,7 @@ class RuleContext(Value):
 
     def _instances(self, found: FunctionBefore) -> tuple[InstancePlace, ...] | None:
         """The GPU instances to restore, if that run removed some of them."""
-        partition = self.host.partition(str(found.address))
+        partition = self.host.vgpus.partition_of(str(found.address))
         if partition is None or set(partition.places) == set(found.instances):
             return None
         there = {place.specifier for place in partition.places}

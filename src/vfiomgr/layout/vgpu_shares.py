@@ -176,7 +176,7 @@ def _has_other_parameters(host: HostSnapshot, one: Vgpu, request: VgpuRequest) -
 
 def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
     def worth(one: Vgpu) -> tuple[bool, bool, str]:
-        return not host.holders(one), not host.is_own(one), one.name
+        return not host.holders(one), not host.vgpus.is_own(one), one.name
 
     return sorted(gpu.instances, key=worth)
 
@@ -184,7 +184,7 @@ def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
 def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
     """The names for new vGPUs: those of the request, or the first free generated ones."""
     request = lacking.request
-    taken = {one.name for one in case.host.vgpus}
+    taken = {one.name for one in case.host.vgpus.active}
     taken.update(name for _, names in shares.missing for name in names)
     place = lacking.scope[0].name if request.per_gpu else ""
     row = f"{case.request.seed} {case.request.name} {place} {request}"
@@ -252,7 +252,7 @@ def _most(gpu: Gpu, kind: VgpuType) -> int:
 
 
 def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
-    names = [one.name for one in shares.surplus if not case.host.is_own(one)]
+    names = [one.name for one in shares.surplus if not case.host.vgpus.is_own(one)]
     if names:
         yield blocker(
             "unmanaged-vgpus",
@@ -270,7 +270,7 @@ def _taken_names(
     kept = {one.name for _, one in shares.kept}
     going = {one.name for one in shares.surplus}
     for name in (uuid for request in rule.vgpus for uuid in request.uuids):
-        there = host.vgpu(name)
+        there = host.vgpus.named(name)
         if there is not None and name not in kept | going:
             yield blocker(
                 "vgpu-elsewhere",

@@ -65,7 +65,7 @@ def _made_ready(case: RuleContext, rule: VgpuRule, device: PciDevice, name: str)
     address = device.address
 
     def planned() -> Plan:
-        mode = case.host.gpu_mode(device)
+        mode = case.host.vgpus.mode_of(device)
         is_other = mode is None or mode.mig is not rule.mig
         if rule.mig is not None and is_other and not device.is_on_vfio:
             return gpu_plan.plan_mode(case.host, SetGpuMode(address, mig=rule.mig))
@@ -101,8 +101,8 @@ def _readiness(rule: VgpuRule) -> str:
 
 def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Change:
     others = frozenset(map(str, case.others))
-    free = (p for p in case.host.vgpu_parents if p.name not in others)
-    host = replace(case.host, vgpu_parents=tuple(free))
+    free = (p for p in case.host.vgpus.parents if p.name not in others)
+    host = replace(case.host, vgpus=replace(case.host.vgpus, parents=tuple(free)))
     case = replace(case, host=host)
     wanted = frozenset(names)
     known = tuple(gpu for gpu in gpus(host) if gpu.name in wanted)
@@ -149,7 +149,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
     by_gpu = _by_gpu(host)
     for lacking, names in shares.missing:
         alone = _narrowed(host, [by_gpu[gpu.name] for gpu in lacking.scope])
-        places = {parent.name for parent in alone.vgpu_parents}
+        places = {parent.name for parent in alone.vgpus.parents}
         narrow = projection.with_vgpus(alone, [one for one in made if one.parent in places])
         request = replace(creation(lacking.request, names), strategy=rule.strategy)
         plan = vgpu_plan.plan_create(narrow, request)
@@ -174,7 +174,7 @@ class _Whole(Struct):
 def _by_gpu(host: HostSnapshot) -> dict[str, _Whole]:
     """The GPUs of a host, each with its virtual functions."""
     found: dict[str, _Whole] = {}
-    for parent in host.vgpu_parents:
+    for parent in host.vgpus.parents:
         found.setdefault(parent.gpu, _Whole()).parents.append(parent)
     for device in host.devices:
         whole = found.get(str(device.physical_function or device.address))
@@ -185,10 +185,11 @@ def _by_gpu(host: HostSnapshot) -> dict[str, _Whole]:
 
 def _narrowed(host: HostSnapshot, gpus_alone: Sequence[_Whole]) -> HostSnapshot:
     """The host reduced to these GPUs."""
+    parents = tuple(parent for whole in gpus_alone for parent in whole.parents)
     return replace(
         host,
         devices=tuple(device for whole in gpus_alone for device in whole.devices),
-        vgpu_parents=tuple(parent for whole in gpus_alone for parent in whole.parents),
+        vgpus=replace(host.vgpus, parents=parents),
     )
 
 
@@ -206,7 +207,7 @@ def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
             return make(uuid=step.uuid, family="mdev", parent=step.parent, type=step.type_id)
         case SetVgpuType() if step.after:
             parent = str(step.device.address)
-            family = next(p.family for p in host.vgpu_parents if p.name == parent)
+            family = next(p.family for p in host.vgpus.parents if p.name == parent)
             return make(uuid=None, family=family, parent=parent, type=str(step.after))
         case _:
             return None

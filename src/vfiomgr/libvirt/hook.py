@@ -170,8 +170,10 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     diagnostics: list[Diagnostic] = []
     for hostdev in domain.hostdevs:
         device = host.device_named(hostdev.name)
-        is_vgpu = hostdev.kind == "mdev" or (device is not None and host.is_vendor_function(device))
-        if is_vgpu and host.vgpu(hostdev.name) is None:
+        is_vgpu = hostdev.kind == "mdev" or (
+            device is not None and host.vgpus.is_vendor_function(device)
+        )
+        if is_vgpu and host.vgpus.named(hostdev.name) is None:
             if _is_defined(host, hostdev.name):
                 vgpus.append(hostdev.name)
             else:
@@ -187,7 +189,7 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
 
 
 def _is_defined(host: HostSnapshot, name: str) -> bool:
-    names = {definition.uuid for definition in host.vgpu_definitions}
+    names = {definition.uuid for definition in host.defined.vgpus}
     return name in names or any(
         str(function.address) == name for gpu in host.defined.gpus for function in gpu.vgpus
     )
@@ -222,7 +224,7 @@ def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
     )
     if functions:
         yield Unbind(functions, only=True)
-    vgpus = tuple(name for name in record.vgpus if host.vgpu(name) is not None)
+    vgpus = tuple(name for name in record.vgpus if host.vgpus.named(name) is not None)
     if vgpus:
         yield StopVgpu(vgpus)
 
@@ -243,7 +245,7 @@ def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
         remedy = "install vfiomgr as its README says, and run that command"
         refuse("hook-without-program", "", message, remedy)
     wanted = render_script(request.program)
-    there = host.file(SCRIPT)
+    there = host.files.text(SCRIPT)
     if there == wanted:
         return Plan("install the hook", (), already=("the hook is already installed",))
     notes = ["enable it for a guest: vfiomgr libvirt hook install DOMAIN"]
@@ -263,7 +265,7 @@ def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
 @plans(UninstallHook)
 def plan_uninstall(host: HostSnapshot, _request: UninstallHook) -> Plan:
     """Remove the script; what it bound for running guests stays bound."""
-    there = host.file(SCRIPT)
+    there = host.files.text(SCRIPT)
     if there is None:
         return Plan("uninstall the hook", (), already=("the hook is not installed",))
     return Plan(

@@ -87,7 +87,7 @@ def migratability(host: HostSource, device: str | PciAddress) -> Migratability:
 
     """
     seen = host.scan(with_users=True, with_guests=True)
-    vgpu = seen.vgpu(str(device))
+    vgpu = seen.vgpus.named(str(device))
     if vgpu is not None:
         return vgpu_migratability(seen, vgpu)
     return migratability_of(seen, find_device(seen, str(device)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TOTAL = "TOTAL_ERR_"
 _MODES_INTERVAL = 600.0
 """Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
-_OF_MODES = ("gpu_modes", "gpu_partitions", "vgpu_parents", "vgpus")
+_OF_MODES = ("modes", "partitions", "parents", "active")
 
 
 def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
@@ -86,13 +86,13 @@ class GpuModes:
     def are_due(self, seen: HostSnapshot) -> bool:
         """Whether nvidia-smi is to be asked again."""
         is_old = time.monotonic() > self._read_at + _MODES_INTERVAL
-        return is_old or self._before != (seen.vgpu_parents, seen.vgpus)
+        return is_old or self._before != (seen.vgpus.parents, seen.vgpus.active)
 
     def added_to(self, seen: HostSnapshot, tree: HostTree) -> HostSnapshot:
         """The host with the modes of its GPUs."""
         if self.are_due(seen):
             found = with_gpu_modes(seen, tree)
-            self._facts = {name: getattr(found, name) for name in _OF_MODES}
-            self._before = (seen.vgpu_parents, seen.vgpus)
+            self._facts = {name: getattr(found.vgpus, name) for name in _OF_MODES}
+            self._before = (seen.vgpus.parents, seen.vgpus.active)
             self._read_at = time.monotonic()
-        return replace(seen, **self._facts)
+        return replace(seen, vgpus=replace(seen.vgpus, **self._facts))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
 
 _D3COLD = "D3cold"
 _POWER_CYCLE = "power-cycle the device or the host"
@@ -90,7 +90,7 @@ def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
 
 def users_of(host: HostSnapshot, unit: NodeUnit) -> tuple[DeviceUser, ...]:
     """The processes that have a unit open."""
-    return host.users_of(_nodes_of(host, unit))
+    return host.users.of_nodes(_nodes_of(host, unit))
 
 
 def published_in(
@@ -168,7 +168,7 @@ def _missing_nodes(host: HostSnapshot, unit: NodeUnit) -> Iterator[str]:
         yield group.node
     cdevs = [node for node in unit.nodes if node.startswith(f"{VFIO_CDEVS}/")]
     if unit.kind == "mdev":
-        yield from (node for node in cdevs if host.access(node) is None)
+        yield from (node for node in cdevs if host.files.access(node) is None)
     elif cdevs:
         for device in _present(host, unit):
             if device.vfio_device is not None and not device.vfio_cdev:
@@ -178,11 +178,11 @@ def _missing_nodes(host: HostSnapshot, unit: NodeUnit) -> Iterator[str]:
 def _other_owner(context: UnitContext) -> Iterator[Diagnostic]:
     """Nodes without the owner that `bind --persist --owner` or a layout gives them."""
     unit, host = context.unit, context.host
-    bindings = (host.binding(address) for address in unit.addresses if unit.kind != "mdev")
+    bindings = (host.files.binding(address) for address in unit.addresses if unit.kind != "mdev")
     owners = {binding.owner for binding in bindings if binding is not None and binding.owner}
     for owner in owners:
         for node in unit.nodes:
-            access = host.access(node)
+            access = host.files.access(node)
             if access is not None and access != owner.access:
                 yield blocker(
                     "node-owner",
@@ -285,7 +285,7 @@ def _published(context: UnitContext) -> Iterator[Diagnostic]:
 
 def _removed(context: UnitContext) -> Iterator[Diagnostic]:
     if context.unit.kind in ("mdev", "vendor"):
-        is_there = context.host.vgpu(context.unit.id) is not None
+        is_there = context.host.vgpus.named(context.unit.id) is not None
     else:
         is_there = context.host.device_named(context.unit.id) is not None
     if not is_there:
@@ -311,7 +311,7 @@ def _exchanged(context: UnitContext) -> Iterator[Diagnostic]:
 
 def _nodes_of(host: HostSnapshot, unit: NodeUnit) -> frozenset[str]:
     """The nodes in all forms, a group and cdevs."""
-    mediated = host.vgpu(unit.id) if unit.kind == "mdev" else None
+    mediated = host.vgpus.named(unit.id) if unit.kind == "mdev" else None
     holders = _present(host, unit) if unit.kind != "mdev" else ()
     nodes = [host.guest_nodes(device) for device in holders]
     nodes += [host.guest_nodes(mediated)] if mediated is not None else []

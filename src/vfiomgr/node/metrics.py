@@ -173,7 +173,7 @@ def _claimed(unit: NodeUnit, pods: Mapping[str, str]) -> Iterator[Sample]:
 
 
 def _open(host: HostSnapshot, unit: NodeUnit) -> Iterator[Sample]:
-    if host.users is not None:
+    if host.users.processes is not None:
         yield _sample(OPEN, unit.is_open, address=unit.id)
 
 

@@ -24,7 +24,7 @@ from vfiomgr.pci.model import PciDevice, is_address, pci_device
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.users import read_holders_by_name
+from vfiomgr.users.processes import read_holders_by_name
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 EVERYTHING = 3600.0
@@ -206,7 +206,7 @@ class Observer:
 
         The one before still has its objects, so that none of them has the number of another.
         """
-        known: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus)
+        known: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus.active)
         holders = dict(zip(map(id, known), known, strict=True))
         for gone in self._nodes_of.keys() - holders.keys():
             for node in self._nodes_of.pop(gone):
@@ -257,6 +257,6 @@ class Observer:
                 devices = tuple(
                     replace(d, is_responsive=False) if d.address in silent else d for d in devices
                 )
-            host = replace(seen, users=users, devices=devices)
+            host = replace(seen, users=replace(seen.users, processes=users), devices=devices)
             self._observed = last = Observed(host, self._health)
         return last

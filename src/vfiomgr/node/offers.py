@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from vfiomgr.node.model import Inventory, NodeUnit
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
 
     Key = tuple[str, str]
     """The name of a resource, and the ID of a device."""

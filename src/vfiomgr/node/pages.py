@@ -11,7 +11,7 @@ import msgspec
 from vfiomgr.node.http import UNIX, HttpServer, Response, text
 from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.metrics import CONTENT_TYPE_LATEST
-from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

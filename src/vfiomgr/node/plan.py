@@ -132,7 +132,11 @@ def _units(host: HostSnapshot) -> Iterator[_Found]:
 def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu]) -> _Found:
     functions = sorted(offer.functions, key=lambda device: str(device.address) != offer.name)
     first = functions[0]
-    vgpu = host.vgpu(offer.name) if host.is_vendor_function(first) else quotas.get(offer.name)
+    vgpu = (
+        host.vgpus.named(offer.name)
+        if host.vgpus.is_vendor_function(first)
+        else quotas.get(offer.name)
+    )
     unit = NodeUnit(
         id=offer.name,
         kind=_unit_kind(vgpu),
@@ -319,7 +323,7 @@ def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         return
     against = next(guards.active_virtual_functions(host, device), None)
     against = against or next(guards.vgpu_parent(host, device), None)
-    if against is None and not device.is_on_vfio and not host.is_vendor_function(device):
+    if against is None and not device.is_on_vfio and not host.vgpus.is_vendor_function(device):
         against = next(guards.boot_display(host, device), None) or _on_host_driver(device)
     if against is None and is_without_memory(host, device):
         against = _note(

@@ -72,7 +72,9 @@ def _reset(host: Host, unit: NodeUnit, seen: HostSnapshot) -> Iterator[Problem]:
     VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
     The kubelet has given the device to the pod already, which `in-use` allows.
     """
-    if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
+    if unit.kind != "function" or any(
+        user.node in unit.nodes for user in seen.users.processes or ()
+    ):
         return
     if not may_reset(host.tree):
         return

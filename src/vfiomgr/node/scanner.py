@@ -28,7 +28,7 @@ from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.resets import find_problems, may_reset, skipped_resets
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.users import runs_guest
+from vfiomgr.users.processes import runs_guest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -281,7 +281,7 @@ class Scanner:
 
     def _has_modes(self, seen: HostSnapshot) -> bool:
         """Whether the modes of GPUs matter: vGPUs can be created for claims."""
-        return bool(self.settings.dra_node and seen.vgpu_parents and may_reset(self._host.tree))
+        return bool(self.settings.dra_node and seen.vgpus.parents and may_reset(self._host.tree))
 
     def _created(self) -> Mapping[str, tuple[str, str]]:
         """The vGPUs of claims, also of those that the agent has not recorded yet."""
@@ -319,7 +319,7 @@ class Scanner:
 
     def _crashes(self, seen: HostSnapshot, found: Inventory) -> dict[str, Diagnostic]:
         """The devices whose guests crashed; none where processes cannot be seen."""
-        if seen.users is None:
+        if seen.users.processes is None:
             return {}
         users = {unit.id: users_of(seen, unit) for unit in found.units if unit.is_open}
         now, pods = time.monotonic(), self._claims.pods

@@ -28,10 +28,13 @@ def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
     A pod keeps its devices across a reboot, even if it has not opened them.
     """
     name = diagnostic.subject.partition(" ")[0]
-    in_pod = host.agent is not None and name in {*host.agent.pods, *host.agent.claimed}
+    in_pod = host.users.agent is not None and name in {
+        *host.users.agent.pods,
+        *host.users.agent.claimed,
+    }
     unknown = {
         each.kind
-        for each in host.unknown_users
+        for each in host.users.unknown
         if diagnostic.rule == guards.UNKNOWN and diagnostic.summary.endswith(f": {each.why}")
     }
     is_of_processes = bool(unknown) and unknown <= _UNKNOWN_OF_PROCESSES
@@ -49,7 +52,7 @@ def reasons(
     is_pinned = request.reset_method is not None or request.no_d3cold
     if is_pinned or any(one.override not in request.allow for one in later):
         return found
-    if all(host.binding(device.address) is not None for device in targets):
+    if all(host.files.binding(device.address) is not None for device in targets):
         return found
     way = Remedy("bind it at the next boot: ", Option("at-boot", _command(request)))
     return [replace(one, remedies=(*one.remedies, way)) if one in ending else one for one in found]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import DeviceUser, Holder, HostUse
+    from vfiomgr.snapshot.values import Holder
+    from vfiomgr.users.model import DeviceUser, HostUse
 
     Guard = Callable[[HostSnapshot, PciDevice], Iterator["Diagnostic"]]
 
@@ -131,13 +132,15 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     count = len(device.virtual_functions)
     if not count:
         return
-    vgpus = [v for v in host.vgpus if v.parent in {str(a) for a in device.virtual_functions}]
+    vgpus = [v for v in host.vgpus.active if v.parent in {str(a) for a in device.virtual_functions}]
     first = (
         f"remove {counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
     )
     instead = (
         f"create a vGPU on one: vfiomgr vgpu create --parent {device.address} --type TYPE"
-        if any(host.makes_vgpus(d) for d in host.devices if d.address in device.virtual_functions)
+        if any(
+            host.vgpus.makes_vgpus(d) for d in host.devices if d.address in device.virtual_functions
+        )
         else "bind a virtual function instead"
     )
     yield blocker(
@@ -158,7 +161,7 @@ def removal(device: PciDevice) -> str:
 
 def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a vGPU parent: unbinding destroys its vGPUs, and blocks while a guest runs."""
-    uuids = [vgpu.name for vgpu in host.vgpus_of(str(device.address))]
+    uuids = [vgpu.name for vgpu in host.vgpus.of(str(device.address))]
     if uuids:
         yield blocker(
             "carries-vgpus",
@@ -170,11 +173,11 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]
 
 def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function with vGPUs, and a VF that is usable only for vGPUs."""
-    if not host.makes_vgpus(device):
+    if not host.vgpus.makes_vgpus(device):
         yield from carries_vgpus(host, device)
         return
-    made = next((vgpu.name for vgpu in host.vgpus_of(str(device.address))), None)
-    is_whole = host.is_vendor_function(device)
+    made = next((vgpu.name for vgpu in host.vgpus.of(str(device.address))), None)
+    is_whole = host.vgpus.is_vendor_function(device)
     if made is None:
         yield blocker(
             "vgpu-function",
@@ -220,7 +223,7 @@ def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[D
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse disks and interfaces that the host uses, and GPUs in persistence mode."""
     yield from unknown_users(host, device, "disks", "network", PERSISTENCE_MODE)
-    for use in host.host_uses or ():
+    for use in host.users.host_uses or ():
         if use.address == device.address:
             yield _use_diagnostic(device, use)
 
@@ -271,7 +274,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function with open nodes: its driver's unbind may wait forever for their users."""
     yield from unknown_users(host, device, "processes", "open-files")
-    users = (*host.users_of(frozenset(device.nodes)), *host.users_below(device))
+    users = (*host.users.of_nodes(frozenset(device.nodes)), *host.users.below(device.address))
     if users:
         yield blocker(
             "in-use",
@@ -288,7 +291,7 @@ def held_by_guest(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
 
     See vfio_unregister_group_dev and mdev_device_remove in drivers/vfio.
     """
-    users = host.users_of(host.guest_nodes(holder))
+    users = host.users.of_nodes(host.guest_nodes(holder))
     if not users:
         return
     yield blocker(
@@ -308,7 +311,7 @@ def held_by_pod(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
     """
     yield from unknown_users(host, holder, "pods", "open-files")
     pod = host.pod_of(holder)
-    users = host.users_of(host.guest_nodes(holder)) if pod else ()
+    users = host.users.of_nodes(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):
         namespace, _, name = pod.partition("/")
         columns = "UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
@@ -351,7 +354,7 @@ def usable_by_pod(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]
 
     A bind repairs such a function. On the vendor's own driver, it may be a vGPU.
     """
-    if device.is_on_vfio or host.is_vendor_function(device):
+    if device.is_on_vfio or host.vgpus.is_vendor_function(device):
         yield from held_by_pod(host, device)
 
 
@@ -418,7 +421,7 @@ def kept_initialised(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnost
 
 def _uses_but(host: HostSnapshot, device: PciDevice, *, kept: bool) -> Iterator[Diagnostic]:
     """Return the diagnostics for persistence mode (`kept`), or for all other uses."""
-    for use in host.host_uses or ():
+    for use in host.users.host_uses or ():
         if use.address == device.address and (use.kind == "persistence-mode") is kept:
             yield _use_diagnostic(device, use)
 

@@ -139,7 +139,7 @@ def tell_how_to_bind(source: HostSource, host: HostSnapshot, devices: Iterable[P
     """Report how to make each device ready for a guest, or why `bind` refuses it."""
     told: set[Diagnostic] = set()
     for device in devices:
-        if host.is_vendor_function(device):
+        if host.vgpus.is_vendor_function(device):
             create = f"vfiomgr vgpu create --parent {device.address} --type …"
             source.on_note(f"{device} has no vGPU; create one with: {create}")
             continue

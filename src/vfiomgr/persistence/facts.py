@@ -6,8 +6,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import TextFile
+from vfiomgr.host.owners import NodeFact
 from vfiomgr.paths import SCRIPT, VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.persistence import installed_layout
+from vfiomgr.persistence.facet import FileFacts
 from vfiomgr.persistence.initramfs.facts import read_initramfs
 from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.model import (
@@ -18,23 +20,25 @@ from vfiomgr.persistence.model import (
     is_rule_file,
     parse_rule,
 )
-from vfiomgr.snapshot.values import NodeFact
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.model import PersistedBinding
 
 _SYSTEMD = HostPath("/run/systemd/system")
 
 
-def read_persistence(tree: HostTree) -> dict[str, object]:
-    """What a snapshot has of files that change what is bound at boot, and of nodes."""
-    return {
-        "files": read_files(tree),
-        "nodes": read_nodes(tree),
-        "initramfs": read_initramfs(tree),
-        "has_systemd": has_systemd(tree),
-    }
+def read_facet(tree: HostTree) -> FileFacts:
+    """Read the facet."""
+    return FileFacts(read_files(tree), read_nodes(tree), read_initramfs(tree), has_systemd(tree))
+
+
+def read_named(tree: HostTree, paths: Iterable[str]) -> FileFacts:
+    """Read some files, and nothing else, as the facet."""
+    texts = ((path, tree.read_text(HostPath(path))) for path in paths)
+    return FileFacts(tuple(TextFile(path, text) for path, text in texts if text is not None))
 
 
 def read_files(tree: HostTree) -> tuple[TextFile, ...]:

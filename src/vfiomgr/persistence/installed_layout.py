@@ -216,13 +216,13 @@ def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
     installed = _installed(host)
     path = rule_file(address)
     for rule in installed.rules if installed is not None else ():
-        if rule.path == path and (rule.is_absence or rule.is_as_written(host.file(path))):
+        if rule.path == path and (rule.is_absence or rule.is_as_written(host.files.text(path))):
             return rule
     return None
 
 
 def _installed(host: HostSnapshot) -> InstalledLayout | None:
-    text = host.file(RECORD)
+    text = host.files.text(RECORD)
     return None if text is None else _parsed(text)
 
 

@@ -58,7 +58,7 @@ def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
             binding.owner,
             _driver_now(found, binding.address),
         )
-        for binding in found.persisted
+        for binding in found.files.bindings
     )
     others = (
         PersistedFunction(
@@ -70,7 +70,7 @@ def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
             None,
             _driver_now(found, entry.address),
         )
-        for entry in found.driverctl_overrides
+        for entry in found.files.driverctl_overrides
     )
     return (*own, *others)
 

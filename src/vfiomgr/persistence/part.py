@@ -33,13 +33,13 @@ class Part(Value):
 
 def bindings(host: HostSnapshot) -> Bindings:
     """The bindings of the current rules."""
-    return {binding.address: binding for binding in host.persisted}
+    return {binding.address: binding for binding in host.files.bindings}
 
 
 def replaced(
     host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
 ) -> Iterator[ReplaceFile]:
     """The step to a file's new text, unless it is equal."""
-    before = host.file(path)
+    before = host.files.text(path)
     if before != after:
         yield ReplaceFile(path, before, after, mode)

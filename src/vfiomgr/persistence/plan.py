@@ -83,14 +83,16 @@ def part_of_bind(
             *replacing,
             *part.notes,
         ),
-        tuple(f"{d} is already persisted" for d in targets if wanted[d.address] in host.persisted),
+        tuple(
+            f"{d} is already persisted" for d in targets if wanted[d.address] in host.files.bindings
+        ),
         part.locks,
     )
 
 
 def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Unbind) -> Part:
     """Plan the rules of functions that are unbound."""
-    kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
+    kept = [d.address for d in targets if host.files.text(rule_file(d.address)) is not None]
     again = tuple(removal_notes(host, [device.address for device in targets]))
     if request.forget:
         return _without(host, kept, rebuild=request.update_initramfs).with_notes(again)
@@ -106,7 +108,7 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
     """Return nodes to root before their last function is unbound."""
     for device in moving:
         group = device.iommu_group
-        access = None if group is None else host.access(vfio_group_node(group))
+        access = None if group is None else host.files.access(vfio_group_node(group))
         staying = [d for d in host.group_members(group) if d.is_on_vfio and d not in moving]
         if access not in (None, ROOT_ONLY) and not staying:
             yield _set_access(host, device, access, ROOT_ONLY)
@@ -118,11 +120,11 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
     addresses = request.addresses
     notes: list[str] = []
     if request.every:
-        addresses = tuple(binding.address for binding in host.persisted)
+        addresses = tuple(binding.address for binding in host.files.bindings)
         staying = [a for a in addresses if of_layout(host, a) is not None]
         addresses = tuple(a for a in addresses if a not in staying)
         notes += [_of_layout_note(host, staying)] if staying else []
-    gone = [a for a in addresses if host.file(rule_file(a)) is None]
+    gone = [a for a in addresses if host.files.text(rule_file(a)) is None]
     there = [a for a in addresses if a not in gone]
     notes += [*removal_notes(host, there), *_staying_notes(host, there)]
     part = _without(host, there, rebuild=request.update_initramfs)
@@ -148,7 +150,7 @@ def plan_import(host: HostSnapshot, request: ImportDriverctl) -> Plan:
     """Import driverctl entries for VFIO drivers; report the others with the reason."""
     wanted, taken, notes = bindings(host), [], []
     present = {device.address: device for device in host.devices}
-    for entry in host.driverctl_overrides:
+    for entry in host.files.driverctl_overrides:
         device = present.get(entry.address)
         why = _why_left(host, entry, device)
         if device is None or why:
@@ -184,13 +186,13 @@ def _why_left(host: HostSnapshot, entry: DriverctlOverride, device: PciDevice | 
 
 def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
     """Mark all existing functions as checked, so that a new service moves none of them."""
-    if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
+    if any(getattr(step, "path", None) == UNIT for step in steps) and host.files.text(UNIT) is None:
         yield from marked_as_swept(host)
 
 
 def marked_as_swept(host: HostSnapshot) -> Iterator[ReplaceFile]:
     """Mark all existing functions as checked, so that the service binds none of them now."""
-    return replaced(host, SWEPT, host.file(SWEPT) or "")
+    return replaced(host, SWEPT, host.files.text(SWEPT) or "")
 
 
 def binding_for(
@@ -198,7 +200,7 @@ def binding_for(
 ) -> PersistedBinding:
     """Keep the values of an existing rule for the same device that are not set again."""
     module = choice.module.replace("-", "_")
-    old = host.binding(device.address)
+    old = host.files.binding(device.address)
     if old is None or not old.is_of(device.identity):
         return PersistedBinding(device.identity, choice.driver, module, owner)
     identity = old.device if device.identity.serial is None else device.identity
@@ -207,7 +209,7 @@ def binding_for(
 
 def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bool) -> Part:
     wanted = {a: b for a, b in bindings(host).items() if a not in addresses}
-    broken = [rule_file(a) for a in addresses if host.binding(a) is None]
+    broken = [rule_file(a) for a in addresses if host.files.binding(a) is None]
     unreadable = tuple(step for path in broken for step in replaced(host, path, None))
     part = exchange(host, wanted, None, rebuild=rebuild)
     return Part((*unreadable, *part.steps), part.notes, part.already, (LOCK,))
@@ -223,9 +225,9 @@ def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebui
     notes: list[str] = []
     if not wanted:
         steps += replaced(host, UNIT, None)
-    elif program is not None and host.has_systemd:
+    elif program is not None and host.files.has_systemd:
         steps += replaced(host, UNIT, render_unit(program))
-    elif not host.has_systemd and not set(wanted.values()) <= set(host.persisted):
+    elif not host.files.has_systemd and not set(wanted.values()) <= set(host.files.bindings):
         notes.append(
             "systemd not found: keep `vfiomgr persist watch` running for hot-plugged functions"
         )
@@ -266,7 +268,7 @@ def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
     group = device.iommu_group
     nodes = [] if group is None else [str(vfio_group_node(group))]
     nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
-    return [access for access in map(host.access, nodes) if access is not None]
+    return [access for access in map(host.files.access, nodes) if access is not None]
 
 
 def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:
@@ -280,7 +282,7 @@ def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...
 
 def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
     addresses = {device.address for device in targets}
-    for entry in host.driverctl_overrides:
+    for entry in host.files.driverctl_overrides:
         if entry.address in addresses:
             yield (
                 f"driverctl binds {entry.address} to {entry.driver} ({entry.file.path}); import it "
@@ -290,7 +292,7 @@ def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterat
 
 def _other_device_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterator[str]:
     for device in targets:
-        binding = host.binding(device.address)
+        binding = host.files.binding(device.address)
         if binding is not None and not binding.is_of(device.identity):
             yield f"replacing the rule of a different device: {binding.device}"
 
@@ -341,7 +343,7 @@ def _remaining(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
         by_path.setdefault(numbered[1].path, []).append(numbered)
     for path, changes in by_path.items():
         texts = [changes[0][1].before, *(change.after for _, change in changes)]
-        current = host.file(path)
+        current = host.files.text(path)
         if current not in texts:
             message = f"{path} was changed by another program during this run"
             refuse("file-changed", path, message, "check the file, then run the command again")

@@ -1,7 +1,6 @@
 """A host at one moment, as one value that can be saved as JSON.
 
-`values` has its fields, `model` what follows from them. `scan` reads the facts for lists, and
-further facts for changes and checks: users of devices (`users`), and what the host uses them
-for (`uses`, with `disks` and `routing`). `facets` reads what packages above own. `session` is the
-host that the options of a command select, `filters` and `completion` are for its lists and words.
+`values` has its fields, of which facets are values of the packages that own them; `model` has what
+follows from several of them. `scan` reads the facts for lists, and further facts for changes and
+checks. `facets` imports the readers of every capability, which no other package may do.
 """

@@ -71,7 +71,7 @@ class Filter(NamedTuple):
         """Why a list is empty: no device has the vendor or driver, or none matches all filters."""
         devices = host.devices
         drivers = {device.driver or _NO_DRIVER for device in devices}
-        drivers |= {vgpu.driver for vgpu in host.vgpus if vgpu.driver}
+        drivers |= {vgpu.driver for vgpu in host.vgpus.active if vgpu.driver}
         for value in self.vendors:
             if not any(_is_by(device, value) for device in devices):
                 makers = {device.short_name.partition(" ")[0].casefold() for device in devices}

@@ -52,12 +52,12 @@ def _reported(host: HostSnapshot, device: PciDevice) -> Iterator[int]:
     """MiB, as amdgpu, nvidia-smi, Intel's quotas and NVIDIA's vGPU types have it."""
     if device.vram is not None:
         yield device.vram // MIB
-    mode, quotas = host.gpu_mode(device), host.quotas_of(device)
+    mode, quotas = host.vgpus.mode_of(device), host.vgpus.quotas_of(device)
     if mode is not None and mode.framebuffer is not None:
         yield mode.framebuffer
     if quotas is not None and quotas.memory is not None:
         yield quotas.memory // MIB
-    for kind in host.types_of_gpu(str(device.address)):
+    for kind in host.vgpus.types_of(str(device.address)):
         if kind.series and kind.framebuffer and kind.max_instances:
             yield kind.framebuffer * kind.max_instances
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
 from vfiomgr.host.asking import AttributeReader
+from vfiomgr.host.owners import NodeFact
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES
 from vfiomgr.pci import capabilities, drivers, iommu
 from vfiomgr.pci import facts as pci_facts
@@ -28,7 +29,6 @@ from vfiomgr.pci.function import Functions, address_in
 from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address, pci_device
 from vfiomgr.pci.names import Names
 from vfiomgr.snapshot import facets
-from vfiomgr.snapshot.values import NodeFact
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.quota.model import GpuQuotas
 
     Slots = frozenset[tuple[int, int, int]]
 
@@ -122,13 +123,14 @@ class KeptSnapshot:
         parents = _parents(host)
         named = _Named(frozenset(changed | parents), has_vgpus=bool(parents))
         host = self._follow(host, named)
-        facts: dict[str, Any] = {"nodes": facets.read_nodes(self._tree)}
+        found: dict[str, Any] = {"nodes": facets.read_nodes(self._tree)}
         for name, (_, read) in _FILES.items():
             stamp = self._stamp_of(name)
             if stamp != self._stamps[name]:
                 self._stamps[name] = stamp
-                facts[name] = read(self._tree)
-        return self._with(host, facts)
+                found[name] = read(self._tree)
+        files = {name: found.pop(name) for name in ("nodes", "texts") if name in found}
+        return self._with(host, {"files": replace(host.files, **files), **found})
 
     # ---- what has changed
 
@@ -136,7 +138,7 @@ class KeptSnapshot:
         """Whether there are the same functions and nodes; if not, an event was lost."""
         there = set(filter(is_address, self._tree.children(PCI_DEVICES)))
         known = {*map(str, self._devices), *host.pci_unidentified}
-        nodes = {node.path for node in host.nodes}
+        nodes = {node.path for node in host.files.nodes}
         return there == known and nodes == set(facets.list_nodes(self._tree))
 
     def _with_other_links(
@@ -160,7 +162,7 @@ class KeptSnapshot:
         above = self._with_other_links(host, map(self._devices.get, named.above - touched))
         touched.update(above)
         touched.update(self._shown(touched))
-        if any(use.address in touched for use in host.host_uses or ()):
+        if any(use.address in touched for use in host.users.host_uses or ()):
             return self.read()  # what the host used it for may be gone
         old = [self._devices[address] for address in touched if address in self._devices]
         functions = Functions(self._tree)
@@ -168,13 +170,15 @@ class KeptSnapshot:
         devices = facts["devices"]
         new = [self._devices[address] for address in touched if address in self._devices]
         facts |= self._with_vgpus(host, devices, touched, functions, has_vgpus=named.has_vgpus)
-        vgpus = {*host.vgpus} ^ {*facts.get("vgpus", host.vgpus)}
+        vgpus = {*host.vgpus.active} ^ {*facts.get("vgpus", host.vgpus).active}
         holders = (*old, *new, *vgpus)
         numbers = {*named.groups, *(h.iommu_group for h in holders if h.iommu_group is not None)}
         facts |= self._with_groups(host, numbers)
         cdevs = {holder.vfio_device for holder in holders if holder.vfio_device}
-        facts["nodes"] = self._nodes(host, numbers, cdevs)
+        facts["files"] = replace(host.files, nodes=self._nodes(host, numbers, cdevs))
         facts |= self._with_capabilities(host, touched, new)
+        known = facts.get("vgpus", host.vgpus)
+        facts["vgpus"] = replace(known, quotas=self._quotas(host, touched, new))
         return self._with(host, facts)
 
     def _physical_functions(self, touched: Iterable[PciAddress]) -> set[PciAddress]:
@@ -268,12 +272,11 @@ class KeptSnapshot:
             for device in devices
             if device.address in wanted or device.physical_function in wanted
         )
-        parents, active = facets.read_vgpus(tree, functions, devices)
+        vgpus = facets.read_vgpus(tree, functions, devices)
+        found = replace(host.vgpus, parents=vgpus.parents, active=vgpus.active)
         return {
-            "vgpu_parents": parents,
-            "vgpus": active,
-            **facets.read_records(tree, active),
-            "definitions": facets.read_definitions(tree, active),
+            "vgpus": facets.with_records(tree, found),
+            "definitions": facets.read_definitions(tree, found.active),
         }
 
     def _with_groups(self, host: HostSnapshot, numbers: set[int]) -> dict[str, Any]:
@@ -299,12 +302,12 @@ class KeptSnapshot:
             _place_of(place): None if access is None else NodeFact(place, access)
             for place, access in found
         }
-        return _exchanged(host.nodes, now, lambda node: _place_of(node.path))
+        return _exchanged(host.files.nodes, now, lambda node: _place_of(node.path))
 
     def _with_capabilities(
         self, host: HostSnapshot, touched: set[PciAddress], devices: Sequence[PciDevice]
     ) -> dict[str, Any]:
-        """The links, the reset capabilities and the quotas, as far as the snapshot has them."""
+        """The links, reset capabilities and vectors, as far as the snapshot has them."""
         tree, facts, gone = self._tree, dict[str, Any](), dict.fromkeys(touched)
         if host.links is not None:
             links = {link.address: link for link in capabilities.read_links(tree, devices)}
@@ -319,13 +322,19 @@ class KeptSnapshot:
             facts["bus_resets"] = _exchanged(host.bus_resets, gone | able, lambda each: each)
         if host.msix or any(device.sriov_vf_total_msix for device in devices):
             facts["msix"] = capabilities.read_msix(tree, self._devices.values())
-        gpus = {PciAddress.parse(quotas.gpu) for quotas in host.quotas}
-        if gpus or any(device.sriov_totalvfs for device in devices):
-            present = (gpus | touched) & self._devices.keys()
-            facts["quotas"] = facets.read_quotas(
-                tree, [self._devices[address] for address in sorted(present)]
-            )
         return facts
+
+    def _quotas(
+        self, host: HostSnapshot, touched: set[PciAddress], devices: Sequence[PciDevice]
+    ) -> tuple[GpuQuotas, ...]:
+        """The quotas of GPUs, if the snapshot has any or a function can have them."""
+        gpus = {PciAddress.parse(quotas.gpu) for quotas in host.vgpus.quotas}
+        if not gpus and not any(device.sriov_totalvfs for device in devices):
+            return host.vgpus.quotas
+        present = (gpus | touched) & self._devices.keys()
+        return facets.read_quotas(
+            self._tree, [self._devices[address] for address in sorted(present)]
+        )
 
     def _with(self, host: HostSnapshot, facts: dict[str, Any]) -> HostSnapshot:
         """Keep the snapshot with these facts; the same object if none differs."""
@@ -367,8 +376,8 @@ class _Named(Value):
 
 def _parents(host: HostSnapshot) -> frozenset[PciAddress]:
     """The functions of vGPUs, and their GPUs."""
-    names = {name for parent in host.vgpu_parents for name in (parent.name, parent.gpu)}
-    names.update(vgpu.parent for vgpu in host.vgpus)
+    names = {name for parent in host.vgpus.parents for name in (parent.name, parent.gpu)}
+    names.update(vgpu.parent for vgpu in host.vgpus.active)
     return frozenset(map(PciAddress.parse, filter(is_address, names)))
 
 

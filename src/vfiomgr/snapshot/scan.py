@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
@@ -15,18 +16,16 @@ from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, tran
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
-from vfiomgr.snapshot import facets, users
-from vfiomgr.snapshot import uses as uses_facts
+from vfiomgr.snapshot import facets
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import UNIDENTIFIED
-from vfiomgr.snapshot.node_agent import DEADLINE
-from vfiomgr.snapshot.pod_devices import find_pods
+from vfiomgr.users.facet import UserFacts
+from vfiomgr.users.facts import read_facet, read_host_facet
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.snapshot.unknown import UnknownUsers
 
 
 class FurtherFacts(TypedDict, total=False):
@@ -80,10 +79,9 @@ def scan(
     )
     if further.get("with_gpu_modes"):
         host = facets.with_gpu_modes(host, tree)
-    with_users = further.get("with_users", False)
     return replace(
         host,
-        **_use_facts(host, tree, with_users=with_users, with_claims=with_claims),
+        **_user_facts(host, tree, further, with_claims=with_claims),
         **_further_facts(host, tree, further),
         **facets.read_changeable(tree, host),
         msix=capabilities.read_msix(tree, host.devices),
@@ -91,23 +89,15 @@ def scan(
     )
 
 
-def _use_facts(
-    host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
+def _user_facts(
+    host: HostSnapshot, tree: HostTree, further: FurtherFacts, *, with_claims: bool
 ) -> dict[str, object]:
-    """What uses devices, and what could name a user and cannot be read."""
-    unknown: list[UnknownUsers] = []
-    report = unknown.append
-    if not with_users:
-        uses = uses_facts.read_host_uses(tree, report)
-        return {"host_uses": uses, "unknown_users": tuple(unknown)}
-    uses = uses_facts.read_all_uses(tree, host.devices, report, with_claims=with_claims)
-    if uses is not None:
-        uses = (*uses, *facets.persistence_uses(tree, host.devices, report))
+    """Who uses devices, and with it the variant drivers."""
+    if not further.get("with_users"):
+        return {"users": read_host_facet(tree)}
+    persistence = partial(facets.persistence_uses, tree, host.devices)
     return {
-        "host_uses": uses,
-        "users": users.read_users(tree, report),
-        "agent": find_pods(tree, report, DEADLINE),
-        "unknown_users": tuple(unknown),
+        "users": read_facet(tree, host.devices, persistence, with_claims=with_claims),
         "variants": drivers.read_variants(tree),
         "vfio_modules": drivers.read_vfio_modules(tree),
     }
@@ -157,9 +147,9 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
-    parents, vgpus = facets.read_vgpus(tree, functions, devices, only_types)
+    vgpus = facets.read_vgpus(tree, functions, devices, only_types)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
-    of_guests.update(vgpu.iommu_group for vgpu in vgpus if vgpu.uuid is not None)
+    of_guests.update(vgpu.iommu_group for vgpu in vgpus.active if vgpu.uuid is not None)
     numbers = of_guests if purpose == "table" else None
     if whole is not None and not any(facets.list_cdi_files(tree)):  # which may name any group
         numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
@@ -172,10 +162,9 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
         groups=groups,
-        vgpu_parents=parents,
         vgpus=vgpus,
         origins=drivers.read_origins(tree),
-        host_uses=None,
+        users=UserFacts(host_uses=None),
         vfio=iommu.read_vfio_state(tree),
         pci_unidentified=unidentified,
         pci_unlisted=None if devices else tree.why_unlisted(PCI_DEVICES),

@@ -20,11 +20,11 @@ from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.document import from_document, to_document
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
-from vfiomgr.snapshot.node_agent import PATIENCE
-from vfiomgr.snapshot.pod_devices import find_pods
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
-from vfiomgr.snapshot.users import read_holders, read_users
 from vfiomgr.units import Version
+from vfiomgr.users.node_agent import PATIENCE
+from vfiomgr.users.pod_devices import find_pods
+from vfiomgr.users.processes import read_holders, read_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.unknown import UnknownUsers
     from vfiomgr.snapshot.values import Holder
+    from vfiomgr.users.unknown import UnknownUsers
 
 
 KIND = "HostSnapshot"
@@ -241,8 +241,9 @@ class HostSource:
         if self.snapshot is not None:
             return host
         if any(device.nodes for device in functions):
-            return self._with_agent(replace(host, users=read_users(self.tree)))
-        holders: tuple[Holder, ...] = (*host.vgpus, *functions)
+            users = replace(host.users, processes=read_users(self.tree))
+            return self._with_agent(replace(host, users=users))
+        holders: tuple[Holder, ...] = (*host.vgpus.active, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return self.with_holders(host, nodes)
 
@@ -254,21 +255,22 @@ class HostSource:
         if self.snapshot is not None:
             return host
         unknown: list[UnknownUsers] = []
-        users = read_holders(self.tree, nodes, unknown.append)
-        unknown_users = (*host.unknown_users, *unknown)
-        return self._with_agent(replace(host, users=users, unknown_users=unknown_users))
+        processes = read_holders(self.tree, nodes, unknown.append)
+        users = replace(host.users, processes=processes, unknown=(*host.users.unknown, *unknown))
+        return self._with_agent(replace(host, users=users))
 
     def _with_agent(self, host: HostSnapshot) -> HostSnapshot:
         """The snapshot with the state of the agent, for a list; if unknown, the reason is noted."""
         unknown: list[UnknownUsers] = []
         agent = find_pods(self.tree, unknown.append, PATIENCE)
-        host = replace(host, agent=agent, unknown_users=(*host.unknown_users, *unknown))
+        users = replace(host.users, agent=agent, unknown=(*host.users.unknown, *unknown))
+        host = replace(host, users=users)
         self.note_unknown_users(host)
         return host
 
     def note_unknown_users(self, host: HostSnapshot) -> None:
         """Note the sources that could name users of devices and could not be read."""
-        for each in host.unknown_users:
+        for each in host.users.unknown:
             self.on_note(each.why)
 
     def require_live(self, why: str, remedy: str) -> None:

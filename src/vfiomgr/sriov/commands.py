@@ -132,7 +132,7 @@ def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
 
 def _physical(host: HostSnapshot, device: PciDevice) -> GpuQuotas | None:
     physical = host.device_named(str(device.physical_function or device.address))
-    return host.quotas_of(physical) if physical is not None else None
+    return host.vgpus.quotas_of(physical) if physical is not None else None
 
 
 def _quota_row(item: dict[str, Any]) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def list_physical_functions(session: Session, address: str | None) -> None:
 
 def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     drivers = [vf.driver or "" for vf in host.devices if vf.address in device.virtual_functions]
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     return {
         "address": device.address,
         "name": device.name,

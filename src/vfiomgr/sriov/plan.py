@@ -119,7 +119,7 @@ def resolve(
     """Record the settings to restore."""
     device = host.device(request.address)
     found = FunctionsCheckpoint(autoprobe=device.sriov_drivers_autoprobe)
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     if makes_by_program(host, device):
         mixed = _is_heterogeneous(host, device)
         instances = gpu_instances.places(host, device)
@@ -130,7 +130,7 @@ def resolve(
 
 
 def _is_heterogeneous(host: HostSnapshot, device: PciDevice) -> bool:
-    mode = host.gpu_mode(device)
+    mode = host.vgpus.mode_of(device)
     return mode is not None and mode.heterogeneous is True
 
 
@@ -343,7 +343,7 @@ def _carrying(
     host: HostSnapshot, device: PciDevice, present: list[PciDevice]
 ) -> Iterator[Diagnostic]:
     """Refuse functions with vGPUs, which a change of the number would destroy."""
-    names = [vgpu.name for vf in present for vgpu in host.vgpus_of(str(vf.address))]
+    names = [vgpu.name for vf in present for vgpu in host.vgpus.of(str(vf.address))]
     if names:
         yield blocker(
             "carries-vgpus",
@@ -369,7 +369,7 @@ def _instance_notes(
     host: HostSnapshot, device: PciDevice, checkpoint: FunctionsCheckpoint
 ) -> Iterator[str]:
     """Report GPU instances, which sriov-manage destroys by unbinding the GPU."""
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     if partition is None:
         yield f"any GPU instances (MIG) of {device} are lost: nvidia-smi does not report them"
     elif partition.instances:
@@ -386,14 +386,14 @@ def _notes(
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[str]:
     if makes_by_program(host, device):
-        users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
+        users = ", ".join(map(str, host.users.of_nodes(frozenset(device.nodes))))
         if users:
             yield f"sriov-manage waits a few seconds for these processes to close {device}: {users}"
-        mode = host.gpu_mode(device)
+        mode = host.vgpus.mode_of(device)
         if mode is not None and mode.mig:
             yield from _instance_notes(host, device, checkpoint)
         return
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     shared = quota_plan.shares_in_words(known, request.count, request.share) if known else None
     if shared is not None:
         yield shared

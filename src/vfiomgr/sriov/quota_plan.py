@@ -54,7 +54,7 @@ def provision(
     original priority if an interrupted run has changed it.
     """
     count, share = request.count, request.share
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     if known is None or known.interface == "debugfs":
         return None
     targets = share and count and quota_changes.wanted(known, share, range(1, count + 1))
@@ -89,7 +89,7 @@ def resolve(
 ) -> QuotasCheckpoint:
     """Record the priority of the physical function, which changes temporarily."""
     named = host.device(request.address)
-    known = host.quotas_of(host.device(named.physical_function or named.address))
+    known = host.vgpus.quotas_of(host.device(named.physical_function or named.address))
     if request.is_physical or known is None:
         return checkpoint or QuotasCheckpoint()
     found = QuotasCheckpoint(known.text(PHYSICAL_PRIORITY))
@@ -100,7 +100,7 @@ def unaffordable(
     host: HostSnapshot, device: PciDevice, count: int, share: VfQuota
 ) -> Iterator[Diagnostic]:
     """Refuse quotas that are too large for `count` new functions."""
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     if known is not None and count:
         numbers = range(1, count + 1)
         yield from too_much(device, known, share, numbers)
@@ -130,7 +130,7 @@ def plan_change(
             *impossible(host, physical, request.share, is_physical=request.is_physical),
         ]
     )
-    known = host.quotas_of(physical)
+    known = host.vgpus.quotas_of(physical)
     assert known is not None  # noqa: S101 - refused above
     refuse_if_any(_no_function(physical, numbers, request))
     wanted = quota_changes.wanted(known, request.share, numbers)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import HostUse
     from vfiomgr.topology.model import NodeKind
+    from vfiomgr.users.model import HostUse
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -49,7 +49,7 @@ def of_function(
     if not device.is_responsive:
         yield Problem("not-responding", "error", "does not respond")
     yield from _of_group(host, device)
-    for wedged in host.wedged:
+    for wedged in host.vgpus.wedged:
         if wedged.name == str(device.address):
             yield Problem("wedged", "warning", wedged.why)
     yield from of_link(device, link, port)
@@ -119,7 +119,7 @@ def tree_of(host: HostSnapshot, only: Collection[PciAddress] = ()) -> Topology:
     return Topology(
         root=_pruned(root, wanted) or root if wanted else root,
         is_iommu_on=host.iommu.is_on if host.iommu.is_known else None,
-        knows_users=host.users is not None,
+        knows_users=host.users.processes is not None,
         knows_links=host.links is not None,
     )
 
@@ -159,9 +159,9 @@ class _Builder:
             above |= self._known_above(trail)
         for name in sorted(above, key=lambda name: (len(name), name)):
             self._complexes_below[above[name]].append(name)
-        for vgpu in host.vgpus:
+        for vgpu in host.vgpus.active:
             self._vgpus[vgpu.parent].append(vgpu)
-        for use in host.host_uses or ():
+        for use in host.users.host_uses or ():
             if use.kind != "persistence-mode":
                 self._uses[use.address].append(_use_text(use))
 
@@ -302,7 +302,7 @@ class _Builder:
         if device.is_bridge:
             return None
         uses = self._uses[device.address]
-        if self._host.users is None and not uses:
+        if self._host.users.processes is None and not uses:
             return None
         return (*uses, *self._holders(device))
 
@@ -314,7 +314,7 @@ class _Builder:
             yield f"driver_override {device.driver_override}"
         if device.sriov_totalvfs and not device.virtual_functions:
             yield f"up to {counted(device.sriov_totalvfs, 'VF')}"
-        if self._host.in_persistence_mode(device.address):
+        if self._host.users.in_persistence_mode(device.address):
             yield "persistence mode"
 
     def _vgpu(self, vgpu: Vgpu) -> TopologyNode:
@@ -325,7 +325,7 @@ class _Builder:
             driver=vgpu.driver,
             iommu_group=vgpu.iommu_group,
             numa_node=vgpu.numa_node,
-            users=None if self._host.users is None else self._holders(vgpu),
+            users=None if self._host.users.processes is None else self._holders(vgpu),
         )
 
 

@@ -44,7 +44,7 @@ _SEALED = frozenset(
 
 def edited_files(host: HostSnapshot) -> Iterator[str]:
     """The paths of edited files, which stay."""
-    for file in (*host.files, *host.defined.files):
+    for file in (*host.files.texts, *host.defined.files):
         try:
             is_own = _is_as_written(host, file)
         except (InvalidDocument, Refusal):  # no vfiomgr could have written this
@@ -78,7 +78,7 @@ def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
 
 def _is_own_rule(host: HostSnapshot, file: TextFile) -> bool:
     """Whether a rule of a function is as `bind` or `layout install` wrote it."""
-    layout = layouts.parse_record(host.file(layouts.RECORD))
+    layout = layouts.parse_record(host.files.text(layouts.RECORD))
     written = () if layout is None else layout.rules
     if any(rule.path == file.path and rule.is_as_written(file.text) for rule in written):
         return True

@@ -24,9 +24,9 @@ from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import DIRECTORY
 from vfiomgr.persistence.model import SWEPT
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
-from vfiomgr.snapshot.node_agent import is_running
 from vfiomgr.uninstall.requests import Uninstall
 from vfiomgr.units import counted
+from vfiomgr.users.node_agent import is_running
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

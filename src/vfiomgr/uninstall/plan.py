@@ -81,7 +81,7 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
     if not (request.unbind and going):
         return Plan("", (), notes=notes)
     # Without the files that are removed too; notes about the next boot and CDI would be wrong.
-    bare = replace(host, files=(), cdi_files=())
+    bare = replace(host, files=replace(host.files, texts=()), cdi_files=())
     addresses = tuple(device.address for device in going)
     try:
         made = plan_unbind(bare, Unbind(addresses, only=True))
@@ -94,12 +94,12 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
 
 def _is_ours(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether vfiomgr bound a function, by a command or by a rule at boot."""
-    is_persisted = host.binding(device.address) is not None
+    is_persisted = host.files.binding(device.address) is not None
     return host.origin(device) is not None or (device.is_on_vfio and is_persisted)
 
 
 def _vgpu_notes(host: HostSnapshot) -> Iterator[str]:
-    names = [vgpu.name for vgpu in host.vgpus if host.is_own(vgpu)]
+    names = [vgpu.name for vgpu in host.vgpus.active if host.vgpus.is_own(vgpu)]
     if names:
         yield f"vGPUs stay active: {', '.join(names)}; remove them with: vfiomgr vgpu remove NAME"
 
@@ -110,8 +110,8 @@ def _definitions(host: HostSnapshot) -> Plan:
     removals = (ReplaceFile(file.path, file.text, None) for file in own)
     unread = [path for path in host.defined.unreadable if path.startswith(f"{GPU_DIRECTORY}/")]
     notes = [f"{path} cannot be read and stays: rm {path}" for path in unread]
-    if host.vgpu_definitions:
-        names = ", ".join(definition.uuid for definition in host.vgpu_definitions)
+    if host.defined.vgpus:
+        names = ", ".join(definition.uuid for definition in host.defined.vgpus)
         undo = "delete them with: vfiomgr vgpu undefine NAME"
         notes.append(f"definitions in mdevctl's format stay: {names}; {undo}")
     steps = (*removals, *boot.exchange(host, (), (), None).steps)
@@ -120,9 +120,9 @@ def _definitions(host: HostSnapshot) -> Plan:
 
 def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
     """Remove the layout, all rules with their unit and hook, and rebuild the initramfs."""
-    installed = host.file(RECORD) is not None
+    installed = host.files.text(RECORD) is not None
     notes = []
-    if not installed and host.file(FILE) is not None:
+    if not installed and host.files.text(FILE) is not None:
         notes.append(f"{FILE} stays: it was not written by vfiomgr layout install")
     part = persistence.exchange(host, {}, None, rebuild=rebuild)
     steps: list[Step] = [s for path in reversed(SERVICES) for s in replaced(host, path, None)]
@@ -136,9 +136,10 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
 def _without(host: HostSnapshot, paths: Container[str]) -> HostSnapshot:
     """The host without these files of vfiomgr."""
     defined = tuple(file for file in host.defined.files if file.path not in paths)
+    texts = tuple(file for file in host.files.texts if file.path not in paths)
     return replace(
         host,
-        files=tuple(file for file in host.files if file.path not in paths),
+        files=replace(host.files, texts=texts),
         definitions=replace(host.defined, files=defined),
         cdi_files=tuple(file for file in host.cdi_files if file.path not in paths),
     )
@@ -147,7 +148,7 @@ def _without(host: HostSnapshot, paths: Container[str]) -> HostSnapshot:
 def _edited_note(host: HostSnapshot, path: str) -> str:
     effect = ""
     if path.startswith(f"{RULES}/") and is_rule_file(HostPath(path).name):
-        binding = parse_rule(host.file(path) or "")
+        binding = parse_rule(host.files.text(path) or "")
         what = "applies" if binding is None else f"binds {binding.address}"
         effect = f", and still {what} at boot"
     return f"{path} stays: it differs from what vfiomgr writes{effect}; check it, then: rm {path}"
@@ -155,7 +156,7 @@ def _edited_note(host: HostSnapshot, path: str) -> str:
 
 def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:
     """Hooks of tools that no longer build the initramfs."""
-    used = None if host.initramfs is None else HOOKS.get(host.initramfs.tool)
+    used = None if host.files.initramfs is None else HOOKS.get(host.files.initramfs.tool)
     for path, mode in {path: hook_mode(tool) for tool, path in HOOKS.items()}.items():
         if path != used:
             yield from replaced(host, path, None, mode)

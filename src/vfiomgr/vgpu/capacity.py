@@ -178,19 +178,19 @@ def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
 
 def _gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
     by_gpu: dict[str, list[VgpuParent]] = {}
-    for parent in host.vgpu_parents:
+    for parent in host.vgpus.parents:
         by_gpu.setdefault(parent.gpu, []).append(parent)
-    modes = {mode.gpu: mode for mode in host.gpu_modes}
+    modes = {mode.gpu: mode for mode in host.vgpus.modes}
     return tuple(
         Gpu(
             name=name,
             device=host.device_named(name),
             parents=tuple(sorted(parents, key=lambda parent: in_order(parent.name))),
-            instances=tuple(v for parent in parents for v in host.vgpus_of(parent.name)),
+            instances=tuple(v for parent in parents for v in host.vgpus.of(parent.name)),
             mode=modes.get(name),
             closed=frozenset(lost_functions(host, parents)),
-            wedged=frozenset(one.name for one in host.wedged),
-            partition=host.partition(name),
+            wedged=frozenset(one.name for one in host.vgpus.wedged),
+            partition=host.vgpus.partition_of(name),
         )
         for name, parents in sorted(by_gpu.items(), key=lambda item: in_order(item[0]))
     )

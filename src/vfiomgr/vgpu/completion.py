@@ -37,7 +37,7 @@ def complete_vgpu(context: click.Context, parameter: click.Parameter, incomplete
 
 def _vgpus(session: Session) -> Iterator[tuple[str, Describe | None]]:
     if session.snapshot is not None:
-        for vgpu in devices_of(session).vgpus:
+        for vgpu in devices_of(session).vgpus.active:
             yield vgpu.name, partial(str, vgpu.type_name or vgpu.type)
         return
     tree = session.tree
@@ -79,7 +79,7 @@ def complete_parent(context: click.Context, parameter: click.Parameter, incomple
     """Where vGPUs can be made: GPUs, then virtual functions and other devices."""
     host = devices_of(session_of(context))
     known = {str(device.address): device for device in host.devices}
-    parents = host.vgpu_parents
+    parents = host.vgpus.parents
     names: dict[str, Describe | None] = dict.fromkeys(
         (*(parent.gpu for parent in parents), *(parent.name for parent in parents))
     )
@@ -91,7 +91,7 @@ def complete_parent(context: click.Context, parameter: click.Parameter, incomple
 
 def complete_type(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
     """Types of vGPUs, of the typed --parent alone: by name, or as far as an identifier is typed."""
-    parents = devices_of(session_of(context)).vgpu_parents
+    parents = devices_of(session_of(context)).vgpus.parents
     wanted = str(context.params.get("parent") or "")
     chosen = [p for p in parents if wanted in _names_of_place(p.name, p.gpu)] if wanted else parents
     kinds = {kind.id: kind for parent in chosen for kind in parent.types}.values()

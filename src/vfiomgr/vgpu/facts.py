@@ -24,8 +24,8 @@ from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, pci_device
-from vfiomgr.snapshot.unknown import UnknownUsers, warn
-from vfiomgr.snapshot.values import HostUse
+from vfiomgr.users.model import HostUse
+from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.vgpu.model import (
     Family,
     Vgpu,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.unknown import Report
 
 
 _ENABLED = "Enabled"

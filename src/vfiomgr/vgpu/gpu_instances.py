@@ -57,7 +57,7 @@ def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> P
 
     """
     plan = Plan(f"set GPU instances of {device}", ())
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     if not names or partition is None:
         return plan
     missing: dict[int, int] = {}
@@ -84,7 +84,7 @@ def exchange(
     host: HostSnapshot, device: PciDevice, after: tuple[InstancePlace, ...]
 ) -> tuple[SetGpuInstances, ...]:
     """Return the step that replaces the GPU instances of a GPU."""
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     before = partition.places if partition is not None else ()
     if set(before) == set(after):
         return ()
@@ -93,7 +93,7 @@ def exchange(
 
 def places(host: HostSnapshot, device: PciDevice) -> tuple[InstancePlace, ...]:
     """The GPU instances of a GPU, as reported by nvidia-smi."""
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     return () if partition is None else partition.places
 
 
@@ -101,7 +101,7 @@ def unmovable(
     host: HostSnapshot, device: PciDevice, instances: Iterable[GpuInstance] | None = None
 ) -> Iterator[Diagnostic]:
     """Return why GPU instances (default: all) cannot be destroyed or restored."""
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     if partition is None:
         return
     for instance in partition.instances if instances is None else instances:

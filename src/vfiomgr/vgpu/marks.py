@@ -11,6 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.documents.text import TextFile
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.vgpu.facts import DIRECTORY
@@ -21,15 +23,17 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
+    from vfiomgr.vgpu.facet import VgpuFacts
 
 
-def read_records(tree: HostTree, vgpus: Iterable[Vgpu]) -> dict[str, object]:
-    """The records that are fields of a snapshot."""
-    return {
-        "vgpu_marks": _read_marks(tree),
-        "made_functions": _read_made(tree, vgpus),
-        "wedged": _read_wedged(tree),
-    }
+def with_records(tree: HostTree, vgpus: VgpuFacts) -> VgpuFacts:
+    """Add the records to the facet."""
+    return replace(
+        vgpus,
+        marks=_read_marks(tree),
+        made_functions=_read_made(tree, vgpus.active),
+        wedged=_read_wedged(tree),
+    )
 
 
 _WEDGED = RUNTIME / "wedged"

@@ -55,7 +55,7 @@ def plan_create(
     missing = [number for number in range(len(request.uuids)) if number not in there]
     already = tuple(f"{there[number]} already exists" for number in sorted(there))
     # With a checkpoint, this run finishes another, which created the existing vGPUs.
-    unmarked = [v for v in there.values() if checkpoint is not None and not host.is_own(v)]
+    unmarked = [v for v in there.values() if checkpoint is not None and not host.vgpus.is_own(v)]
     wanted = replace(request, uuids=tuple(request.uuids[number] for number in missing))
     choice = Placements((), ())
     if missing:
@@ -156,7 +156,7 @@ def _there_already(
     """
     found: dict[int, Vgpu] = {}
     for number, uuid in enumerate(request.uuids):
-        vgpu = host.vgpu(uuid)
+        vgpu = host.vgpus.named(uuid)
         place = None if checkpoint is None else checkpoint.places[number]
         if vgpu is not None:
             if not _is_as_asked(host, vgpu, request, place):
@@ -167,7 +167,7 @@ def _there_already(
             found[number] = vgpu
         elif place is not None:
             parent, type_id = place
-            other = host.vgpu(parent)
+            other = host.vgpus.named(parent)
             if other is not None and other.type == type_id:
                 found[number] = other
     return found
@@ -225,7 +225,7 @@ def _creation(host: HostSnapshot, place: Placement, uuid: str) -> tuple[Step, Vg
 
 def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
     if vgpu.uuid is not None:
-        paths = {parent.name: parent.path for parent in host.vgpu_parents}
+        paths = {parent.name: parent.path for parent in host.vgpus.parents}
         return RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid)
     device = find_device(host, vgpu.parent)
     return SetVgpuType(device.identity, before=int(vgpu.type), after=0)
@@ -241,19 +241,19 @@ def _remembered(host: HostSnapshot, vgpu: Vgpu) -> Iterator[SetVgpuAttribute]:
 
 def _fresh(host: HostSnapshot, mark: ReplaceFile) -> ReplaceFile:
     """Replace a mark that an earlier vGPU of this name left behind."""
-    left = next((m.text for m in host.vgpu_marks if m.path == mark.path), None)
+    left = next((m.text for m in host.vgpus.marks if m.path == mark.path), None)
     return replace(mark, before=left)
 
 
 def _unmarkings(host: HostSnapshot, files: AbstractSet[HostPath]) -> Iterator[Step]:
-    for mark in host.vgpu_marks:
+    for mark in host.vgpus.marks:
         if mark.path in files:
             yield ReplaceFile(mark.path, mark.text, None)
 
 
 def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
     """The parents of removed vGPUs whose marks an interrupted run left behind, by name."""
-    marks = {mark.path: mark.text for mark in host.vgpu_marks}
+    marks = {mark.path: mark.text for mark in host.vgpus.marks}
     parents = {name: marks.get(MARKS / name, "").split(" ")[0] for name in names}
     functions = {name: name for name in names if host.device_named(name) is not None}
     return {name: parent for name, parent in parents.items() if parent} | functions
@@ -262,12 +262,12 @@ def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
 def _named(host: HostSnapshot, request: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
     """Return the named vGPUs, and notes for those that do not exist."""
     if request.every:
-        own = [vgpu for vgpu in _below(host, request.parent) if host.is_own(vgpu)]
+        own = [vgpu for vgpu in _below(host, request.parent) if host.vgpus.is_own(vgpu)]
         return own, () if own else ("no vGPU was created by vfiomgr",)
     found: list[Vgpu] = []
     absent: list[str] = []
     for name in request.names:
-        vgpu = host.vgpu(name)
+        vgpu = host.vgpus.named(name)
         if vgpu is None:
             _require_no_parent(host, name)
             absent.append(f"vGPU not found: {name}")
@@ -293,7 +293,7 @@ def _require_no_parent(host: HostSnapshot, name: str) -> None:
 def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
     """The vGPUs of a device; all vGPUs if it is None."""
     if parent is None:
-        return list(host.vgpus)
+        return list(host.vgpus.active)
     try:
         asked = find_parents(host, parent)
     except UnknownDevice:
@@ -306,7 +306,7 @@ def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
 def _foreign_notes(host: HostSnapshot, request: RemoveVgpu) -> Iterator[str]:
     if request.every:
         for vgpu in _below(host, request.parent):
-            if not host.is_own(vgpu):
+            if not host.vgpus.is_own(vgpu):
                 yield f"keeping {vgpu} on {vgpu.parent}: not created by vfiomgr"
 
 

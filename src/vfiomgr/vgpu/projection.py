@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.snapshot.values import HostUse
+from vfiomgr.users.model import HostUse
 from vfiomgr.vgpu.mig.steps import makes_by_program
 from vfiomgr.vgpu.model import GpuMode, mark_file
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
     """Return the host after vGPUs are removed."""
     files = {mark_file(vgpu) for vgpu in vgpus}
-    return replace(
-        host,
-        vgpus=tuple(vgpu for vgpu in host.vgpus if vgpu not in vgpus),
-        vgpu_marks=tuple(mark for mark in host.vgpu_marks if mark.path not in files),
+    left = replace(
+        host.vgpus,
+        active=tuple(vgpu for vgpu in host.vgpus.active if vgpu not in vgpus),
+        marks=tuple(mark for mark in host.vgpus.marks if mark.path not in files),
     )
+    return replace(host, vgpus=left)
 
 
 def with_vgpus(host: HostSnapshot, made: Sequence[Vgpu]) -> HostSnapshot:
@@ -36,8 +37,9 @@ def with_vgpus(host: HostSnapshot, made: Sequence[Vgpu]) -> HostSnapshot:
     by_parent: dict[str, list[Vgpu]] = {}
     for vgpu in made:
         by_parent.setdefault(vgpu.parent, []).append(vgpu)
-    parents = (_with_less(p, by_parent.get(p.name, ())) for p in host.vgpu_parents)
-    return replace(host, vgpus=(*host.vgpus, *made), vgpu_parents=tuple(parents))
+    parents = (_with_less(p, by_parent.get(p.name, ())) for p in host.vgpus.parents)
+    active = (*host.vgpus.active, *made)
+    return replace(host, vgpus=replace(host.vgpus, active=active, parents=tuple(parents)))
 
 
 def _with_less(parent: VgpuParent, made: Sequence[Vgpu]) -> VgpuParent:
@@ -61,52 +63,57 @@ def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSna
     host = with_mode(host, replace(_mode(host, device), heterogeneous=False))
     if makes_by_program(host, device):
         host = _with_persistence(host, device)
+    parents = tuple(p for p in host.vgpus.parents if p.name not in names)
     return replace(
         with_devices(host, [replace(device, virtual_functions=(), sriov_numvfs=count)], gone),
-        vgpu_parents=tuple(p for p in host.vgpu_parents if p.name not in names),
+        vgpus=replace(host.vgpus, parents=parents),
         origins=tuple(o for o in host.origins if o.device.address not in gone),
     )
 
 
 def with_mode(host: HostSnapshot, mode: GpuMode) -> HostSnapshot:
     """Return the host after a GPU changes its mode."""
-    others = (other for other in host.gpu_modes if other.gpu != mode.gpu)
-    host = replace(host, gpu_modes=(*others, mode))
-    return host if mode.mig else replace(host, gpu_partitions=_partitions_but(host, mode.gpu))
+    others = (other for other in host.vgpus.modes if other.gpu != mode.gpu)
+    vgpus = replace(host.vgpus, modes=(*others, mode))
+    if not mode.mig:
+        vgpus = replace(vgpus, partitions=_partitions_but(host, mode.gpu))
+    return replace(host, vgpus=vgpus)
 
 
 def without_instances(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
     """Return the host after all GPU instances of a GPU are destroyed."""
-    partition = host.partition(str(device.address))
+    partition = host.vgpus.partition_of(str(device.address))
     if partition is None:
         return host
     profiles = tuple(replace(profile, free=profile.total) for profile in partition.profiles)
     empty = replace(partition, profiles=profiles, instances=())
-    return replace(host, gpu_partitions=(*_partitions_but(host, partition.gpu), empty))
+    partitions = (*_partitions_but(host, partition.gpu), empty)
+    return replace(host, vgpus=replace(host.vgpus, partitions=partitions))
 
 
 def _partitions_but(host: HostSnapshot, gpu: str) -> tuple[GpuPartition, ...]:
-    return tuple(other for other in host.gpu_partitions if other.gpu != gpu)
+    return tuple(other for other in host.vgpus.partitions if other.gpu != gpu)
 
 
 def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
     """Return the host after persistence mode of a GPU is turned off."""
-    if host.host_uses is None:
+    if host.users.host_uses is None:
         return host
     staying = (
         use
-        for use in host.host_uses
+        for use in host.users.host_uses
         if (use.address, use.kind) != (device.address, "persistence-mode")
     )
-    return replace(host, host_uses=tuple(staying))
+    return replace(host, users=replace(host.users, host_uses=tuple(staying)))
 
 
 def _with_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
     """Return the host after persistence mode of a GPU is turned on."""
-    if host.in_persistence_mode(device.address):
+    if host.users.in_persistence_mode(device.address):
         return host
     use = HostUse(device.address, "persistence-mode", "sriov-manage enables it")
-    return replace(host, host_uses=(*(host.host_uses or ()), use))
+    uses = (*(host.users.host_uses or ()), use)
+    return replace(host, users=replace(host.users, host_uses=uses))
 
 
 def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot:
@@ -143,4 +150,4 @@ def with_devices(
 
 def _mode(host: HostSnapshot, device: PciDevice) -> GpuMode:
     unknown = GpuMode(str(device.address), heterogeneous=None, mig=None, framebuffer=None)
-    return host.gpu_mode(device) or unknown
+    return host.vgpus.mode_of(device) or unknown

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.paths import SRIOV_MANAGE
+from vfiomgr.vgpu.facet import VgpuFacts
 from vfiomgr.vgpu.facts import (
     DIRECTORY,
     TYPES,
@@ -14,7 +15,7 @@ from vfiomgr.vgpu.facts import (
     read_mdevs,
     read_vendor_vgpus,
 )
-from vfiomgr.vgpu.marks import read_records
+from vfiomgr.vgpu.marks import with_records
 from vfiomgr.vgpu.quota.facts import read_quotas
 
 if TYPE_CHECKING:
@@ -22,20 +23,22 @@ if TYPE_CHECKING:
     from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
 __all__ = [
+    "NO_VGPUS",
     "VGPU_ENTRIES",
     "persistence_uses",
     "read_quotas",
-    "read_records",
-    "read_vgpu_records",
     "read_vgpus",
     "with_gpu_modes",
+    "with_records",
+    "with_vgpu_records",
 ]
 
 VGPU_ENTRIES = frozenset({TYPES, DIRECTORY})
 """Entries of functions that have to do with vGPUs."""
+NO_VGPUS = VgpuFacts((), ())
+"""The facet of a host whose devices are not read."""
 
 
 def read_vgpus(
@@ -43,22 +46,22 @@ def read_vgpus(
     functions: Functions,
     devices: tuple[PciDevice, ...],
     only_types: frozenset[str] | None = None,
-) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
+) -> VgpuFacts:
     """Where vGPUs can be created, and the active ones."""
     mdev_parents, mdevs = read_mdevs(tree, functions, devices, only_types)
     parents, vgpus = read_vendor_vgpus(tree, functions, devices)
-    return (*mdev_parents, *parents), (*mdevs, *vgpus)
+    return VgpuFacts((*mdev_parents, *parents), (*mdevs, *vgpus))
 
 
-def read_vgpu_records(
-    tree: HostTree, devices: tuple[PciDevice, ...], vgpus: tuple[Vgpu, ...]
-) -> dict[str, object]:
-    """The facts about vGPUs that only changes need."""
-    return {
-        **read_records(tree, vgpus),
-        "has_sriov_manage": tree.exists(SRIOV_MANAGE),
-        "quotas": read_quotas(tree, devices),
-    }
+def with_vgpu_records(
+    tree: HostTree, devices: tuple[PciDevice, ...], vgpus: VgpuFacts
+) -> VgpuFacts:
+    """Add what only changes need."""
+    return replace(
+        with_records(tree, vgpus),
+        has_sriov_manage=tree.exists(SRIOV_MANAGE),
+        quotas=read_quotas(tree, devices),
+    )
 
 
 def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
@@ -68,13 +71,14 @@ def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
     log = facts.read_log(tree, host.devices)
     modes = facts.parse_modes(log)
     divided = frozenset(mode.gpu for mode in modes if mode.mig)
-    parents, vgpus = facts.with_known_types(
-        tree, host.devices, host.vgpu_parents, host.vgpus, divided
+    parents, active = facts.with_known_types(
+        tree, host.devices, host.vgpus.parents, host.vgpus.active, divided
     )
-    return replace(
-        host,
-        gpu_modes=facts.with_memory(modes, parents),
-        gpu_partitions=facts.read_partitions(tree, host.devices, divided, log),
-        vgpu_parents=parents,
-        vgpus=facts.with_places(tree, vgpus, parents, divided),
+    vgpus = replace(
+        host.vgpus,
+        modes=facts.with_memory(modes, parents),
+        partitions=facts.read_partitions(tree, host.devices, divided, log),
+        parents=parents,
+        active=facts.with_places(tree, active, parents, divided),
     )
+    return replace(host, vgpus=vgpus)

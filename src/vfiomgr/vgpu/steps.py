@@ -152,7 +152,7 @@ class CreateMdev(_MdevStep):
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
         """The vGPU, if it exists."""
-        return host.vgpu(self.uuid)
+        return host.vgpus.named(self.uuid)
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -201,7 +201,7 @@ class SetVgpuType(Exchange, Value):
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
         """The vGPU, if it exists."""
-        return host.vgpu(str(self.device.address)) if self.after else None
+        return host.vgpus.named(str(self.device.address)) if self.after else None
 
     def describe(self) -> str:
         """Describe the step in one line."""

@@ -23,7 +23,7 @@ from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.initramfs.model import Initramfs
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
@@ -901,7 +901,7 @@ def test_a_gpu_that_bind_refuses_has_the_remedy_of_the_refusal() -> None:
 def test_what_uses_a_gpu_now_does_not_drop_the_command_for_later() -> None:
     used = host(device(), readiness=facts())
     user = DeviceUser("/dev/dri/card0", 1, "Xorg")
-    used = replace(used, users=(user,), devices=(device(nodes=("/dev/dri/card0",)),))
+    used = with_facts(used, users=(user,), devices=(device(nodes=("/dev/dri/card0",)),))
     assert diagnostics_to_bind(used, used.devices)
     finding = found(used, "host-driver")
     assert finding is not None

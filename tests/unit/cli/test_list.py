@@ -17,7 +17,7 @@ from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.source import write_snapshot
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ def test_active_vgpus_tell_their_attributes_and_a_snapshot_keeps_it_all(tmp_path
         VgpuAttribute(UUID, "power/control", "auto"),
     )
     again = read_snapshot(write_snapshot(host), "a snapshot")
-    assert again.vgpu_definitions == host.vgpu_definitions
-    assert again.vgpu_definition_problems == host.vgpu_definition_problems
-    assert len(again.vgpu_definition_problems) == 1
+    assert again.defined.vgpus == host.defined.vgpus
+    assert again.defined.problems == host.defined.problems
+    assert len(again.defined.problems) == 1
     assert again.definitions == host.definitions

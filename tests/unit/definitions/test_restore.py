@@ -171,7 +171,7 @@ def test_modes_that_are_defined_are_set_while_there_is_no_vgpu(
     assert first.plan is not None
     assert [type(step) for step in first.plan.steps] == steps
     assert [c.after for c in others] == ["0000:41:00.0"] * 2
-    busy = with_facts(host, vgpus=vendor_host().vgpus)
+    busy = with_facts(host, vgpus=vendor_host().vgpus.active)
     found = candidates(busy, RESTORE)
     assert all("vfiomgr vgpu remove 0000:41:00.4" in (c.why_not or "") for c in found)
 

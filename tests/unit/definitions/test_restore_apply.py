@@ -91,11 +91,11 @@ def test_it_is_defined_started_stopped_and_forgotten(kernel: FakeKernel) -> None
     assert all(kernel.exists(file) for file in FILES)
     assert api.apply(START, tree=kernel).is_changed
     assert attribute(kernel) == "a=1,b=2"
-    assert api.scan(kernel).is_own(api.scan(kernel).vgpus[0])
+    assert api.scan(kernel).vgpus.is_own(api.scan(kernel).vgpus.active[0])
     assert not api.apply(START, tree=kernel).is_changed
     assert not api.apply(DEFINE, tree=kernel).is_changed
     api.apply(STOP, tree=kernel)
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
     assert kernel.exists(definition_file(GPU, UUID))
     api.apply(UndefineVgpu((UUID,)), tree=kernel)
     assert changes(before, kept(kernel)) == {}
@@ -105,7 +105,7 @@ def test_an_active_one_is_defined_as_it_is(kernel: FakeKernel) -> None:
     api.apply(CreateVgpu((UUID,), "T4-1B"), tree=kernel)
     kernel.write(MDEV_DEVICES / UUID / PARAMETERS, "c=3\n")
     api.apply(DefineVgpu(UUID), tree=kernel)
-    (definition,) = api.scan(kernel).vgpu_definitions
+    (definition,) = api.scan(kernel).defined.vgpus
     assert (definition.type_id, definition.attributes) == ("nvidia-222", ((PARAMETERS, "c=3"),))
 
 
@@ -138,7 +138,7 @@ def test_a_reboot_takes_vgpus_and_leaves_what_they_are_to_be(kernel: FakeKernel)
     api.apply(DEFINE, tree=kernel)
     api.apply(START, tree=kernel)
     kernel.reboot()
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
     (found,) = api.restore(RESTORE, tree=kernel)
     assert (found.name, found.state, found.reason) == (UUID, "restored", None)
     assert attribute(kernel) == "a=1,b=2"
@@ -165,7 +165,7 @@ def test_the_others_are_restored_where_one_fails(kernel: FakeKernel) -> None:
         third: "restored",
     }
     assert "the driver does not accept this text" in (found[UUID].reason or "")
-    assert [vgpu.name for vgpu in api.scan(kernel).vgpus] == sorted([OTHER, third])
+    assert [vgpu.name for vgpu in api.scan(kernel).vgpus.active] == sorted([OTHER, third])
 
 
 def test_what_waits_for_its_parent_is_no_failure(kernel: FakeKernel) -> None:
@@ -195,7 +195,7 @@ def test_an_interruption_ends_it_all(kernel: FakeKernel) -> None:
     with pytest.raises(RolledBack, match="interrupted"):
         api.restore(RESTORE, tree=kernel)
     kernel.before_write = None
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
 
 
 def test_a_gpu_that_the_kernel_may_hold_is_left_alone(
@@ -272,7 +272,7 @@ def test_an_attribute_that_is_rejected_is_explained(
 
 
 def test_a_guest_keeps_parameters_from_being_changed(active: FakeKernel) -> None:
-    group = api.scan(active).vgpus[0].iommu_group
+    group = api.scan(active).vgpus.active[0].iommu_group
     assert group is not None
     active.guest_opens(group)
     with pytest.raises(WriteFailed, match="does not allow writing it now"):
@@ -312,7 +312,7 @@ def test_virtual_functions_are_defined_started_and_stopped(vendor: FakeKernel) -
     assert parameters(vendor, FIRST) == "a=1,b=2"
     assert not api.apply(StartVgpu((FIRST,)), tree=vendor).is_changed
     api.apply(StopVgpu((FIRST,)), tree=vendor)
-    assert api.scan(vendor).vgpus == ()
+    assert api.scan(vendor).vgpus.active == ()
     api.apply(UndefineVgpu((FIRST,)), tree=vendor)
     assert not any(vendor.exists(file) for file in FILES)
 
@@ -349,7 +349,7 @@ def test_mig_that_is_defined_is_switched_on_before_virtual_functions_are_made(
     assert mode.mig
     assert len(read_virtual_functions(kernel, gpu.address)) == 16
     assert found.state == "restored"
-    (partition,) = api.scan(kernel, with_gpu_modes=True).gpu_partitions
+    (partition,) = api.scan(kernel, with_gpu_modes=True).vgpus.partitions
     assert [place.name for place in partition.places] == ["1g.5gb"]
 
 

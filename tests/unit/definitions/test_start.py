@@ -26,7 +26,7 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
@@ -127,14 +127,14 @@ def test_of_several_parents_the_one_counts_that_is_there() -> None:
     )
     with pytest.raises(UnknownDevice, match="device not found: mdpy"):
         plan(host, StartVgpu((UUID,), "mdpy"))
-    twin = replace(host.vgpu_parents[0], name="mdpy", gpu="mdpy")
+    twin = replace(host.vgpus.parents[0], name="mdpy", gpu="mdpy")
     with pytest.raises(Refusal, match="defined on several parents: mdpy, mtty"):
-        plan(with_facts(host, vgpu_parents=(*host.vgpu_parents, twin)), START)
+        plan(with_facts(host, vgpu_parents=(*host.vgpus.parents, twin)), START)
 
 
 def test_no_room_is_told() -> None:
     host = host_with(definition_text(DEFINED))
-    full = replace(host.vgpu_parents[0], available=(0, 0))
+    full = replace(host.vgpus.parents[0], available=(0, 0))
     with pytest.raises(Refusal, match=r"no capacity for another mtty-1 \(Single port"):
         plan(with_facts(host, vgpu_parents=(full,)), START)
 

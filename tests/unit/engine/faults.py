@@ -37,13 +37,13 @@ def kept(kernel: FakeKernel) -> dict[str, str]:
         if not any(part in path or part in text for part in numbered)
     }
     host = api.scan(kernel, with_gpu_modes=True)
-    vgpus = {f"vGPU {vgpu.name}": f"{vgpu.parent} {vgpu.type}" for vgpu in host.vgpus}
-    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.gpu_modes}
-    places = {f"instances of {p.gpu}": str(p.places) for p in host.gpu_partitions}
+    vgpus = {f"vGPU {vgpu.name}": f"{vgpu.parent} {vgpu.type}" for vgpu in host.vgpus.active}
+    modes = {f"mode of {m.gpu}": f"{m.heterogeneous} {m.mig}" for m in host.vgpus.modes}
+    places = {f"instances of {p.gpu}": str(p.places) for p in host.vgpus.partitions}
     gpus = kernel.nvidia.gpus
     modes |= {f"persistence of {g.address}": str(gpus.is_persistent(g)) for g in gpus.visible()}
-    marks = {mark.path: mark.text for mark in host.vgpu_marks}
-    own = {f"own {vgpu.name}": str(host.is_own(vgpu)) for vgpu in host.vgpus}
+    marks = {mark.path: mark.text for mark in host.vgpus.marks}
+    own = {f"own {vgpu.name}": str(host.vgpus.is_own(vgpu)) for vgpu in host.vgpus.active}
     origins = {f"origin of {o.device.address}": str(o.state) for o in host.origins}
     cdi = {f"CDI of {file.path}": str(file.text) for file in host.cdi_files}
     return state | vgpus | modes | places | marks | own | origins | cdi

@@ -167,7 +167,7 @@ def test_a_guest_that_holds_the_group_is_never_run_into(
 def test_a_vgpu_is_made_and_removed_exactly(kernel: FakeKernel) -> None:
     before = kernel.state()
     assert api.apply(CREATE, tree=kernel).is_changed
-    (vgpu,) = api.scan(kernel).vgpus
+    (vgpu,) = api.scan(kernel).vgpus.active
     assert (vgpu.uuid, vgpu.parent, vgpu.type) == (UUID, "mbochs", "mbochs-small")
     assert not api.apply(CREATE, tree=kernel).is_changed
     assert api.apply(RemoveVgpu((UUID,)), tree=kernel).is_changed
@@ -401,7 +401,7 @@ def test_undoing_a_create_leaves_somebody_elses_vgpu_of_the_same_uuid(kernel: Fa
     kernel.before_write = be_first
     with pytest.raises(RolledBack, match="the UUID is in use"):
         api.apply(CREATE, tree=kernel)
-    assert [vgpu.type for vgpu in api.scan(kernel).vgpus] == ["nvidia-222"]
+    assert [vgpu.type for vgpu in api.scan(kernel).vgpus.active] == ["nvidia-222"]
 
 
 def test_what_somebody_moved_since_is_remembered_anew(kernel: FakeKernel) -> None:

@@ -248,7 +248,7 @@ def test_recover_removes_no_vgpu_that_a_guest_has_opened_meanwhile(tmp_path: Pat
     with pytest.raises(PowerCut):
         api.apply(CREATE, tree=kernel)
     kernel.revive()
-    (vgpu,) = api.scan(kernel).vgpus
+    (vgpu,) = api.scan(kernel).vgpus.active
     assert vgpu.iommu_group is not None
     kernel.guest_opens(vgpu.iommu_group)
     with pytest.raises(Refusal, match=f"vGPU {UUID} is in use by: qemu-system-x86"):
@@ -256,7 +256,7 @@ def test_recover_removes_no_vgpu_that_a_guest_has_opened_meanwhile(tmp_path: Pat
     assert kernel.stuck.names() == []
     kernel.guest_closes(vgpu.iommu_group)
     assert len(api.recover(tree=kernel)) == 1
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
 
 
 def operations(kernel: FakeKernel) -> int:

@@ -25,9 +25,9 @@ def test_the_workstation_is_read_as_it_was_built(kernel: FakeKernel) -> None:
     assert devices["0000:05:00.0"].sriov_totalvfs == 4
     assert devices["10000:01:00.0"].iommu_group == 13
     assert devices["0000:03:00.0"].is_bridge
-    uses = {(use.kind, str(use.address)) for use in host.host_uses or ()}
+    uses = {(use.kind, str(use.address)) for use in host.users.host_uses or ()}
     assert {("mounted-disk", "0000:04:01.0"), ("default-route", "0000:04:00.0")} <= uses
-    assert [parent.name for parent in host.vgpu_parents] == ["0000:06:00.0", "mbochs"]
+    assert [parent.name for parent in host.vgpus.parents] == ["0000:06:00.0", "mbochs"]
     assert host.iommu.is_on
 
 

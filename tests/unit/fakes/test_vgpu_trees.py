@@ -22,11 +22,11 @@ def test_a_scan_finds_all_of_it(tmp_path: Path) -> None:
     make_vgpu_tree(tmp_path / "host", gpus=2, vfs=5, types=3)
     host = api.scan(HostTree(tmp_path / "host"))
     assert len(host.devices) == 12
-    assert len(host.vgpu_parents) == 10
-    assert {len(parent.types) for parent in host.vgpu_parents} == {3}
-    assert host.vgpu_parents[-1].name == LAST
-    assert {number for parent in host.vgpu_parents for number in parent.available} == {1}
-    assert str(host.vgpu_parents[0].types[0].name) == "NVIDIA A40-1B"
+    assert len(host.vgpus.parents) == 10
+    assert {len(parent.types) for parent in host.vgpus.parents} == {3}
+    assert host.vgpus.parents[-1].name == LAST
+    assert {number for parent in host.vgpus.parents for number in parent.available} == {1}
+    assert str(host.vgpus.parents[0].types[0].name) == "NVIDIA A40-1B"
 
 
 def names(tree: HostTree, directory: HostPath) -> list[str]:

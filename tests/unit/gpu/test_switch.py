@@ -22,8 +22,8 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import VgpuParent, mark_file, mark_of
 from vfiomgr.vgpu.steps import SetVgpuType

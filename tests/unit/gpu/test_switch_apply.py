@@ -63,10 +63,10 @@ def test_all_uses_one_after_the_other(tmp_path: Path) -> None:
     assert [kernel.driver_of(str(vf)) for vf in functions(kernel)] == ["nvidia", "nvidia"]
     assert is_mixed(kernel) is True
     apply(kernel, CreateVgpu(UUIDS, type="L40S-4Q"))
-    assert len(api.scan(kernel).vgpus) == 2
+    assert len(api.scan(kernel).vgpus.active) == 2
     assert switch(kernel, "passthrough").is_changed
     assert (kernel.driver_of(str(GPU)), functions(kernel)) == ("vfio-pci", ())
-    assert api.scan(kernel).vgpu_marks == ()
+    assert api.scan(kernel).vgpus.marks == ()
     assert not switch(kernel, "passthrough").is_changed
     assert switch(kernel, "vgpu").is_changed
     assert len(functions(kernel)) == 2
@@ -90,7 +90,7 @@ def test_mediated_devices_go_too(tmp_path: Path) -> None:
     apply(kernel, CreateVgpu(UUIDS[:1], type="A40-4Q"))
     switch(kernel, "passthrough")
     assert kernel.driver_of(str(GPU)) == "vfio-pci"
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
 
 
 def test_a_vgpu_of_somebody_else_keeps_the_gpu_where_it_is(tmp_path: Path) -> None:

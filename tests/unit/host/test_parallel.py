@@ -194,6 +194,6 @@ def test_vgpus_are_the_same(
     make_vgpu_tree(str(tmp_path), gpus=20, vfs=32, types=3, family=family)
     started = forks(monkeypatch)
     one, other = both(tmp_path)
-    assert len(one.vgpu_parents) == 640
+    assert len(one.vgpus.parents) == 640
     assert len(started) == {"mdev-sriov": 3, "vendor": 2}[family]
     assert one == other

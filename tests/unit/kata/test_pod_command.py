@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.unit.kata_nodes import CONFIGURATION, CONTAINERD, KataNode
-from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

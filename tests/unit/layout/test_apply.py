@@ -82,7 +82,7 @@ def test_apply_and_again_and_revert(tmp_path: Path) -> None:
     outcome = apply(kernel, wanted)
     assert outcome.is_changed
     assert drivers(kernel, GPU, AUDIO, *functions(kernel)) == ["vfio-pci"] * 4
-    vgpus = api.scan(kernel).vgpus
+    vgpus = api.scan(kernel).vgpus.active
     assert sorted(vgpu.type for vgpu in vgpus) == ["mtty-1", "mtty-1", "mtty-2"]
     assert differences(kernel, wanted) == []
     again = apply(kernel, wanted)
@@ -99,10 +99,10 @@ def test_apply_and_again_and_revert(tmp_path: Path) -> None:
 def test_names_of_vgpus_stay_the_same(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     apply(kernel, layout())
-    names = {vgpu.name for vgpu in api.scan(kernel).vgpus}
+    names = {vgpu.name for vgpu in api.scan(kernel).vgpus.active}
     api.revert(tree=kernel)
     apply(kernel, layout())
-    assert {vgpu.name for vgpu in api.scan(kernel).vgpus} == names
+    assert {vgpu.name for vgpu in api.scan(kernel).vgpus.active} == names
 
 
 def test_what_was_moved_by_hand_alone_is_put_right(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_other_vgpus_that_vfiomgr_made_go_and_those_of_others_are_in_the_way(
     api.apply(CreateVgpu((own,), type="mtty-2"), tree=kernel)
     wanted = layout({**WHOLE[2], "vgpus": [{"type": "mtty-1", "count": 2}]})
     outcome = apply(kernel, wanted)
-    assert [vgpu.type for vgpu in api.scan(kernel).vgpus] == ["mtty-1", "mtty-1"]
+    assert [vgpu.type for vgpu in api.scan(kernel).vgpus.active] == ["mtty-1", "mtty-1"]
     assert len(outcome.plan.steps) == 6
     foreign = "00000000-0000-4000-8000-000000000002"
     create = HostPath("/sys/devices/virtual/mtty/mtty/mdev_supported_types/mtty-2/create")
@@ -196,7 +196,7 @@ def test_one_part_that_fails_keeps_no_other_from_it(tmp_path: Path) -> None:
     assert isinstance(results[str(NIC)], Refusal)
     assert "at most 4 virtual functions" in str(results[str(NIC)])
     assert drivers(kernel, GPU) == ["vfio-pci"]
-    assert len(api.scan(kernel).vgpus) == 3
+    assert len(api.scan(kernel).vgpus.active) == 3
 
 
 USB, REST = "0000:04:02.0", ["0000:04:00.0", "0000:04:01.0"]
@@ -337,7 +337,7 @@ def test_a_virtual_function_of_a_rule_of_its_own_is_left_to_it(tmp_path: Path) -
     resolves(kernel, layout(own, rest))
     assert drivers(kernel, *functions(kernel)) == ["vfio-pci", "igbvf"]
     resolves(kernel, layout(own, {**rest, "functions": "passthrough", "owner": "2000"}))
-    owners = {f"{n.path}": n.access.uid for n in api.scan(kernel).nodes if n.access.uid}
+    owners = {f"{n.path}": n.access.uid for n in api.scan(kernel).files.nodes if n.access.uid}
     assert sorted(owners.values()) == [1000, 2000]
 
 
@@ -360,7 +360,7 @@ def test_a_function_for_a_guest_is_no_place_for_a_vgpu(
     resolves(kernel, layout(given, one))
     assert drivers(kernel, first) == ["vfio-pci"]
     host = api.scan(kernel, with_gpu_modes=True)
-    assert [vgpu.parent for vgpu in host.vgpus] == [str(second)]
+    assert [vgpu.parent for vgpu in host.vgpus.active] == [str(second)]
     exported = export(host)
     assert [r.state for r in exported.devices] == ["passthrough", "vgpu"]
     assert not apply(kernel, api.layout_request(None, "exported", exported)).is_changed
@@ -384,7 +384,7 @@ def test_nothing_is_removed_for_what_no_gpu_makes(tmp_path: Path) -> None:
     for wanted in ({"type": "T4-9Q", "count": 1}, {"type": "T4-8Q", "count": 9}):
         with pytest.raises(Refusal):
             apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[wanted])))
-        assert len(api.scan(kernel).vgpus) == 2
+        assert len(api.scan(kernel).vgpus.active) == 2
 
 
 def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_a_vgpu_that_came_since_keeps_a_layout_from_being_reverted(
         api.apply(CreateVgpu((uuid,), type="L40S-2Q"), tree=kernel)
     with pytest.raises(Refusal, match=f"would also remove newer vGPUs: {first}"):
         api.revert(tree=kernel)
-    assert len(api.scan(kernel).vgpus) == 1
+    assert len(api.scan(kernel).vgpus.active) == 1
 
 
 def test_a_layout_is_reverted_though_a_device_is_gone_and_after_many_other_runs(

@@ -21,7 +21,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, FILE, RECORD, WANTED, WATCH
 from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
 from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,14 +122,14 @@ def test_an_owner_that_a_layout_no_longer_names_is_forgotten(tmp_path: Path) -> 
     kernel = host(tmp_path, installing())
     plain = {key: value for key, value in WHOLE[0].items() if key != "owner"}
     api.apply(installing(plain), tree=kernel)
-    assert [binding.owner for binding in api.scan(kernel).persisted] == [None, None]
+    assert [binding.owner for binding in api.scan(kernel).files.bindings] == [None, None]
 
 
 def test_rules_of_bind_stay_whose_they_are(tmp_path: Path) -> None:
     kernel = host(tmp_path, OWNED)
     before = etc(kernel)
     api.apply(installing(), tree=kernel)
-    owners = {binding.owner.uid for binding in api.scan(kernel).persisted if binding.owner}
+    owners = {binding.owner.uid for binding in api.scan(kernel).files.bindings if binding.owner}
     assert owners == {64055}
     api.apply(UninstallLayout(), tree=kernel)
     assert etc(kernel) == before, "the rules of bind are there again"
@@ -152,7 +152,7 @@ def test_a_rule_that_is_changed_or_removed_since_is_left_so(tmp_path: Path) -> N
 def test_what_is_pinned_gets_no_rule(tmp_path: Path) -> None:
     kernel = host(tmp_path)
     outcome = api.apply(installing({**WHOLE[0], "d3cold": False}), tree=kernel)
-    assert api.scan(kernel).persisted == ()
+    assert api.scan(kernel).files.bindings == ()
     assert sum("gets no udev rule" in note for note in outcome.plan.notes) == 2
 
 
@@ -164,7 +164,7 @@ def test_a_rule_of_bind_is_put_aside_for_what_a_layout_pins(tmp_path: Path) -> N
     kernel = host(tmp_path, OWNED)
     before = etc(kernel)
     outcome = api.apply(installing(PINNED), tree=kernel)
-    assert api.scan(kernel).persisted == (), "a rule would have it before it can be pinned"
+    assert api.scan(kernel).files.bindings == (), "a rule would have it before it can be pinned"
     told = [note for note in outcome.plan.notes if "bind --persist" in note]
     assert told == [
         f"{rule_file(a)} of bind --persist is removed until vfiomgr layout uninstall"
@@ -182,7 +182,9 @@ def test_a_rule_that_was_put_aside_goes_to_the_layout_that_follows(tmp_path: Pat
     before = etc(kernel)
     for rules in (PINNED, WHOLE[0], PINNED, OTHER):
         api.apply(installing(rules), tree=kernel)
-    assert {binding.owner.uid for binding in api.scan(kernel).persisted if binding.owner} == {1000}
+    assert {binding.owner.uid for binding in api.scan(kernel).files.bindings if binding.owner} == {
+        1000
+    }
     api.apply(TAKEN_BACK, tree=kernel)
     assert etc(kernel) == before
 
@@ -201,7 +203,7 @@ def test_what_an_installed_layout_pins_gets_no_rule_of_bind(tmp_path: Path) -> N
     assert f"the installed layout whole binds {GPU}, {AUDIO} again" in told
     api.apply(TAKEN_BACK, tree=kernel)
     api.apply(OWNED, tree=kernel)
-    assert len(api.scan(kernel).persisted) == 2
+    assert len(api.scan(kernel).files.bindings) == 2
 
 
 def test_who_wins_over_a_rule_of_a_layout_is_told(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_parameters_are_written_with_what_is_made_and_compared_with_what_is_ther
     api.apply(layout(other), tree=kernel)
     assert not api.apply(layout(other), tree=kernel).is_changed
     (made,) = [s for s in outcome.plan.steps if isinstance(s, SetVgpuType)]
-    assert scanned(kernel).vgpu(str(made.device.address)) is not None
+    assert scanned(kernel).vgpus.named(str(made.device.address)) is not None
 
 
 def test_a_gpu_with_vgpus_goes_to_a_guest_whole(tmp_path: Path) -> None:
@@ -294,14 +294,14 @@ def test_a_gpu_with_vgpus_goes_to_a_guest_whole(tmp_path: Path) -> None:
     api.apply(layout(vgpus({"type": "L40S-4Q", "count": 2})), tree=kernel)
     api.apply(layout({"select": "all", "state": "passthrough"}), tree=kernel)
     assert kernel.driver_of(GPUS[0]) == "vfio-pci"
-    assert scanned(kernel).vgpus == ()
+    assert scanned(kernel).vgpus.active == ()
 
 
 def test_a_gpu_of_a_guest_is_divided_again(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False)
     api.apply(layout({"select": "all", "state": "passthrough"}), tree=kernel)
     api.apply(layout(vgpus({"type": "L40S-4Q", "count": 2})), tree=kernel)
-    assert len(scanned(kernel).vgpus) == 2
+    assert len(scanned(kernel).vgpus.active) == 2
     assert not api.apply(layout(vgpus({"type": "L40S-4Q", "count": 2})), tree=kernel).is_changed
 
 

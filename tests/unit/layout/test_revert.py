@@ -14,9 +14,9 @@ from vfiomgr.layout.revert import of_several, plan_revert
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.unknown import UnknownUsers
-from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
+from vfiomgr.users.model import DeviceUser, HostUse
+from vfiomgr.users.unknown import UnknownUsers
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
 from vfiomgr.vgpu.steps import SetVgpuAttribute
 
@@ -139,7 +139,7 @@ def test_a_function_is_not_taken_from_the_host_while_its_users_cannot_be_read(
 ) -> None:
     why = UnknownUsers(kind, "cannot read X", "mend X", (VIRTUAL.address,))  # type: ignore[arg-type]
     with pytest.raises(Refusal, match=r"whether 0000:05:10\.0 .* is in use: cannot read X"):
-        plan_revert(replace(HOST, unknown_users=(why,)), RevertLayout("test", (step,), ()))
+        plan_revert(with_facts(HOST, unknown_users=(why,)), RevertLayout("test", (step,), ()))
 
 
 # ---- persistence mode, in which NVIDIA's driver never lets a GPU go

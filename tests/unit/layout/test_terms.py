@@ -19,7 +19,7 @@ from vfiomgr.diagnostic import LEAVE_IT_OUT, Option, OptionName, allow, blocker
 from vfiomgr.layout.compare import compare, words
 from vfiomgr.layout.model import Layout, Rule
 from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.snapshot.values import HostUse
+from vfiomgr.users.model import HostUse
 from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:

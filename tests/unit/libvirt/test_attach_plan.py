@@ -26,8 +26,8 @@ from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.units import Version
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:

@@ -147,10 +147,10 @@ def test_a_vgpu_that_is_defined_is_started_and_stopped(tmp_path: Path) -> None:
     api.apply(DefineVgpu(UUID, parent="mtty", type="mtty-2"), tree=kernel)
     before = kept(kernel)
     assert prepare(kernel, guest(UUID)) == (UUID,)
-    assert api.scan(kernel).vgpu(UUID) is not None
+    assert api.scan(kernel).vgpus.named(UUID) is not None
     assert prepare(kernel, guest(UUID)) == ()
     assert release(kernel, guest(UUID)) == (UUID,)
-    assert api.scan(kernel).vgpu(UUID) is None
+    assert api.scan(kernel).vgpus.named(UUID) is None
     assert changes(before, kept(kernel)) == {}
 
 

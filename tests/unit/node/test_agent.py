@@ -35,7 +35,7 @@ from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Quarantine
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.node_agent import CONTROL, find_status, release
+from vfiomgr.users.node_agent import CONTROL, find_status, release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -959,12 +959,12 @@ def answering(tree: HostTree, answer: bytes | None) -> Iterator[None]:
 def test_an_agent_that_does_not_answer_makes_pods_unknown(
     place: Path, answer: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.snapshot.node_agent.DEADLINE", 0.5 if answer is None else 60)
+    monkeypatch.setattr("vfiomgr.users.node_agent.DEADLINE", 0.5 if answer is None else 60)
     tree = gpu_node(place)
     with answering(tree, answer):
         found = Host(tree).scan(with_users=True)
-    assert found.agent is None
-    (unknown,) = found.unknown_users
+    assert found.users.agent is None
+    (unknown,) = found.users.unknown
     assert unknown.kind == "pods"
     assert unknown.why.startswith(f"cannot ask the node agent on {tree.locate(CONTROL)}")
     assert why in f"{unknown.why}$"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import blocker
 from vfiomgr.node.commands import run as run_module
 from vfiomgr.node.commands import status as status_module
-from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Run

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
 from vfiomgr.documents.text import TextFile
-from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
 from vfiomgr.node.facts import read_health
@@ -20,7 +20,7 @@ from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.rules.texts import all_texts
-from vfiomgr.snapshot.values import DeviceUser, NodeFact
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_missing_node_of_a_single_device_is_a_reason() -> None:
 
 def test_a_missing_node_of_a_mediated_device_is_a_reason() -> None:
     host = vgpu_node(uuid=UUID)
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     host = with_facts(without_groups(host), vgpus=(replace(vgpu, vfio_device="vfio7"),))
     path = "/dev/vfio/devices/vfio7"
     known = with_facts(host, nodes=(NodeFact(path, ROOT_ONLY),))
@@ -132,7 +132,7 @@ def test_a_node_has_the_owner_that_its_rule_gives_it(
     rule = TextFile(rule_file(A40.address), render_rule(binding))
     nodes = () if found is None else (NodeFact("/dev/vfio/41", found),)
     host = with_facts(node_of(A40, AUDIO), files=(rule,), nodes=nodes)
-    assert host.persisted == (binding,)
+    assert host.files.bindings == (binding,)
     assert rules(inventory(host, SETTINGS)) == ({ID: ["node-owner"]} if is_reason else {})
 
 

@@ -15,7 +15,7 @@ from vfiomgr.node.metrics import ALLOCATED, METRICS, Metric, samples
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from vfiomgr.node.metrics import Sample

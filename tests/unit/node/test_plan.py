@@ -341,7 +341,7 @@ def test_a_unit_that_has_another_name_now_is_not_offered_twice() -> None:
 def test_a_vgpu_with_another_type_changes_its_resource() -> None:
     before = inventory(vgpu_node(), SETTINGS)
     host = vgpu_node()
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     host = with_facts(host, vgpus=(replace(vgpu, type="562", type_name="NVIDIA A40-8Q"),))
     after = inventory(host, SETTINGS, previous=before)
     assert units_by_name(after) == {"vfiomgr.io/NVIDIA_A40-8Q": ["0000:41:00.4"]}

@@ -12,7 +12,7 @@ from tests.unit.node.stories import NAME, resource, tell
 from vfiomgr.node import pods
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.pods import PodLedger
-from vfiomgr.snapshot import node_agent
+from vfiomgr.users import node_agent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

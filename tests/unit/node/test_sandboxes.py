@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.node.stories import unit
 from vfiomgr.node.offers import SETTLE, Sandboxes
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from vfiomgr.node.model import NodeUnit

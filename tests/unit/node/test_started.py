@@ -21,7 +21,7 @@ from tests.unit.node.stories import tell, until
 from tests.unit.node.test_agent import GPUS, NAME, running
 from tests.unit.node.test_manifests import pods
 from vfiomgr.paths import HostPath
-from vfiomgr.snapshot.node_agent import CONTROL
+from vfiomgr.users.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
 from vfiomgr.persistence.steps import LoadModule, ReplaceFile
-from vfiomgr.snapshot.values import DeviceUser, HostUse
+from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
 if TYPE_CHECKING:

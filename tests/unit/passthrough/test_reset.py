@@ -12,7 +12,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
 from vfiomgr.passthrough.steps import RequireAnswer, Reset, ResetFunction, SetResetMethod
 from vfiomgr.pci.capabilities import Offer, ResetCapabilities, ResetMethod
-from vfiomgr.snapshot.values import DeviceUser, HostUse
+from vfiomgr.users.model import DeviceUser, HostUse
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override

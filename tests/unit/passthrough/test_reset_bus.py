@@ -19,8 +19,8 @@ from vfiomgr.passthrough.steps import Bind, BusFunction, RequireBusAnswers, Rese
 from vfiomgr.pci.capabilities import ResetCapabilities
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.model import pci_device as directory
-from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver, Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import LoadModule
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -14,7 +14,7 @@ from vfiomgr.passthrough.at_boot import ends_at_reboot
 from vfiomgr.passthrough.guards import unknown_users
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
-from vfiomgr.snapshot.unknown import UnknownUsers
+from vfiomgr.users.unknown import UnknownUsers
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
@@ -117,6 +117,6 @@ def test_a_device_that_processes_may_use_can_be_bound_at_the_next_boot(kind: str
 def test_a_saved_snapshot_says_what_could_not_be_read() -> None:
     host = with_facts(host_of(BOUND), unknown_users=(unknown("pods"),))
     again = read_snapshot(write_snapshot(host), "host.json")
-    assert again.unknown_users == host.unknown_users
+    assert again.users.unknown == host.users.unknown
     with pytest.raises(Refusal, match="cannot read X"):
         plan(again, request_of(Unbind))

@@ -82,11 +82,11 @@ def test_persist_binds_and_writes_a_rule_for_each_function_of_the_slot(kernel: F
     before = etc(kernel)
     assert api.apply(PERSIST, tree=kernel).is_changed
     host = api.scan(kernel)
-    assert [(b.address, b.driver, b.owner) for b in host.persisted] == [
+    assert [(b.address, b.driver, b.owner) for b in host.files.bindings] == [
         (GPU, "vfio-pci", OWNER),
         (AUDIO, "vfio-pci", OWNER),
     ]
-    assert kernel.read_text(rule_file(GPU)) == render_rule(host.persisted[0])
+    assert kernel.read_text(rule_file(GPU)) == render_rule(host.files.bindings[0])
     assert os.stat(kernel.locate(HostPath("/etc/initramfs-tools/hooks/vfiomgr"))).st_mode & 0o111
     assert not api.apply(PERSIST, tree=kernel).is_changed
     api.apply(Unbind((GPU,), forget=True), tree=kernel)
@@ -98,7 +98,7 @@ def test_the_owner_gets_group_node_and_cdev_and_a_new_node_is_roots_again(
     kernel: FakeKernel,
 ) -> None:
     api.apply(replace(PERSIST, persist=False), tree=kernel)
-    nodes = {node.path: node.access for node in api.scan(kernel).nodes}
+    nodes = {node.path: node.access for node in api.scan(kernel).files.nodes}
     assert set(nodes) == {NODE, "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}
     assert set(nodes.values()) == {OWNER.access}
     assert not api.apply(replace(PERSIST, persist=False), tree=kernel).is_changed
@@ -615,7 +615,7 @@ def test_the_first_watch_of_a_boot_looks_at_all_functions(story: Story) -> None:
 
 def test_what_was_lost_is_bound_and_told(story: Story) -> None:
     watch.put_right(
-        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+        [api.scan(story.kernel).files.bindings[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "vfio-pci"
     assert story.notes == ["bound to vfio-pci: 0000:01:00.0"]
@@ -625,7 +625,7 @@ def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None
     story.kernel.sysfs.make("/proc/812/fd")
     story.kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
     watch.put_right(
-        [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
+        [api.scan(story.kernel).files.bindings[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "nvidia"
     assert "is in use by" in story.notes[0]
@@ -640,7 +640,7 @@ def test_an_interrupted_correction_ends_the_watch(
         raise kind(message) from KeyboardInterrupt()
 
     monkeypatch.setattr(watch, "carry_out", interrupted)
-    bindings = [api.scan(story.kernel).persisted[0]]
+    bindings = [api.scan(story.kernel).files.bindings[0]]
     with pytest.raises(kind):
         watch.put_right(bindings, tree=story.kernel, on_note=story.notes.append)
     assert story.notes == []

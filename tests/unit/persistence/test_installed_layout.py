@@ -68,7 +68,7 @@ def test_the_sandbox_lets_a_service_look_into_network_namespaces() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: enters a mount namespace")
 def test_the_capabilities_of_a_service_are_enough_to_enter_a_mount_namespace() -> None:
-    """As `_table_at` in snapshot/disks.py does for a process in a chroot."""
+    """As `_table_at` in users/disks.py does for a process in a chroot."""
     sandbox = dict(line.split("=", 1) for line in SANDBOX.splitlines())
     names = sandbox["CapabilityBoundingSet"].lower().split()
     bounds = ",".join(("-all", *(f"+{name.removeprefix('cap_')}" for name in names)))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
-from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
@@ -25,7 +25,6 @@ from vfiomgr.persistence.steps import (
     ReplaceFile,
     SetNodeAccess,
 )
-from vfiomgr.snapshot.values import NodeFact
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Request, Step

@@ -27,7 +27,7 @@ from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.pci.model import Bar, PciAddress
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:

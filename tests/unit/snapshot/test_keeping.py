@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes.hosts import mixed, vector_adapter, workstation
 from tests.fakes.nvidia.cards import A40, L40S
 from tests.fakes.vgpu_hosts import nvidia_host, xe_host
+from tests.unit.devices import with_facts
 from vfiomgr.host.udev import DeviceEvents
 from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, HostPath
 from vfiomgr.pci.model import CLASS_BRIDGE
@@ -66,10 +67,10 @@ def kept_of(kernel: FakeKernel) -> KeptSnapshot:
 
 def differences(kept: HostSnapshot, scanned: HostSnapshot) -> dict[str, tuple[object, object]]:
     """The facts of a kept snapshot that a scan reads otherwise."""
-    names = set(kept.__struct_fields__)
-    if set(kept.host_uses or ()) <= set(scanned.host_uses or ()):
-        names.remove("host_uses")  # no event announces a route or a mount that comes
-    pairs = {name: (getattr(kept, name), getattr(scanned, name)) for name in names}
+    if set(kept.users.host_uses or ()) <= set(scanned.users.host_uses or ()):
+        # No event announces a route or a mount that comes.
+        kept = with_facts(kept, host_uses=scanned.users.host_uses)
+    pairs = {n: (getattr(kept, n), getattr(scanned, n)) for n in kept.__struct_fields__}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -222,7 +223,7 @@ def test_only_what_an_event_names_is_read(kernel: FakeKernel) -> None:
     host = kept.follow(DeviceEvents(frozenset({f"/devices/pci0000:00/0000:00:01.0/{GPU}"})))
     (gpu,) = (device for device in host.devices if str(device.address) == GPU)
     assert gpu.driver == "vfio-pci"
-    assert [node.path for node in host.nodes] == ["/dev/vfio/10", "/dev/vfio/devices/vfio0"]
+    assert [node.path for node in host.files.nodes] == ["/dev/vfio/10", "/dev/vfio/devices/vfio0"]
     assert {*differences(host, read(kernel))} == {"devices", "groups", "reset_capabilities"}
 
 

@@ -31,7 +31,7 @@ def test_a_workstation(tmp_path: Path) -> None:
     assert host.devices[-1] is disk
     endpoints = {
         (use.kind, str(use.address))
-        for use in host.host_uses or ()
+        for use in host.users.host_uses or ()
         if not host.device(use.address).is_bridge
     }
     assert endpoints == {("mounted-disk", "0000:04:01.0"), ("default-route", "0000:04:00.0")}
@@ -72,8 +72,8 @@ def test_a_recording_without_the_class_of_parents_still_shows_them(tmp_path: Pat
     kernel.write(HostPath(create), UUID)
     shutil.rmtree(f"{kernel.root}/sys/class/mdev_bus")
     host = scan(HostTree(kernel.root))
-    assert [parent.name for parent in host.vgpu_parents] == ["0000:06:00.0", "mbochs"]
-    assert [vgpu.parent for vgpu in host.vgpus] == ["mbochs"]
+    assert [parent.name for parent in host.vgpus.parents] == ["0000:06:00.0", "mbochs"]
+    assert [vgpu.parent for vgpu in host.vgpus.active] == ["mbochs"]
 
 
 def kernel_path(kernel: HostTree, address: PciAddress, name: str) -> HostPath:

@@ -101,8 +101,8 @@ def test_what_vgpus_there_are_and_can_be_takes_one_look_at_each_file(
         put_mdev(tmp_path, "0000:11:00.4", "f715f63c-0d00-4007-9c5a-b07b0c6c05de")
     tree = Counting(tmp_path)
     host = scan(tree, HostTree(tmp_path), with_gpu_modes=True)
-    assert len(host.vgpu_parents) == 8
-    assert [(vgpu.parent, vgpu.type_name) for vgpu in host.vgpus] == (
+    assert len(host.vgpus.parents) == 8
+    assert [(vgpu.parent, vgpu.type_name) for vgpu in host.vgpus.active] == (
         [("0000:11:00.4", "NVIDIA A40-2Q")] if family == "mdev-sriov" else []
     )
     assert {place: count for place, count in tree.places.items() if count > 1} == {}
@@ -115,11 +115,11 @@ def test_a_request_about_one_type_asks_functions_for_no_other(tmp_path: Path) ->
     tree = Counting(tmp_path)
     host = scan(tree, HostTree(tmp_path), only_types=frozenset({"A40-4Q"}))
     asked = [place for _, place in tree.places if place.endswith("/available_instances")]
-    wanted = {kind.id for kind in every.vgpu_parents[0].types if kind.short_name == "A40-4Q"}
-    active = {vgpu.type for vgpu in host.vgpus}
+    wanted = {kind.id for kind in every.vgpus.parents[0].types if kind.short_name == "A40-4Q"}
+    active = {vgpu.type for vgpu in host.vgpus.active}
     assert {HostPath(place).parent.name for place in asked} == wanted | active
     assert len(asked) == 8 * len(wanted | active)
-    for parent, whole in zip(host.vgpu_parents, every.vgpu_parents, strict=True):
+    for parent, whole in zip(host.vgpus.parents, every.vgpus.parents, strict=True):
         assert parent.types == whole.types
         for kind in parent.types:
             known = kind.id in wanted | active
@@ -134,7 +134,7 @@ def _replace(file: Path, text: str) -> None:
 
 def test_types_of_one_model_are_read_once_except_those_asked_about(tmp_path: Path) -> None:
     make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20)
-    kinds = scan(HostTree(tmp_path), HostTree(tmp_path)).vgpu_parents[0].types
+    kinds = scan(HostTree(tmp_path), HostTree(tmp_path)).vgpus.parents[0].types
     first, *_, last = kinds
     assert last.short_name is not None
     second = tmp_path / "sys/bus/pci/devices/0000:21:00.4/mdev_supported_types"
@@ -146,11 +146,11 @@ def test_types_of_one_model_are_read_once_except_those_asked_about(tmp_path: Pat
         HostPath(place).parent.name for _, place in tree.places if place.endswith("/description")
     )
     assert read == {kind.id: 2 if kind == last else 1 for kind in kinds}
-    of_second = next(parent for parent in host.vgpu_parents if parent.name == "0000:21:00.4")
+    of_second = next(parent for parent in host.vgpus.parents if parent.name == "0000:21:00.4")
     assert of_second.types[0] == first
     assert of_second.types[-1] != last
     every = scan(HostTree(tmp_path), HostTree(tmp_path))
-    assert next(p for p in every.vgpu_parents if p.name == "0000:21:00.4").types[0] != first
+    assert next(p for p in every.vgpus.parents if p.name == "0000:21:00.4").types[0] != first
 
 
 def test_types_of_another_model_are_read(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_types_of_another_model_are_read(tmp_path: Path) -> None:
         for description in function.glob("mdev_supported_types/*/description"):
             _replace(description, "framebuffer=512M\n")
     host = scan(HostTree(tmp_path), HostTree(tmp_path), only_types=frozenset({"A40-4Q"}))
-    first, second = host.vgpu_parents[0], host.vgpu_parents[-1]
+    first, second = host.vgpus.parents[0], host.vgpus.parents[-1]
     assert not set(first.types) & set(second.types)
 
 

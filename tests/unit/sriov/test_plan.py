@@ -10,8 +10,8 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
-from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
+from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:

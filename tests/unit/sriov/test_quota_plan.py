@@ -124,7 +124,7 @@ def test_the_memory_of_a_function_that_a_pod_has_is_not_changed(tmp_path: Path) 
     kernel = xe_host(tmp_path)
     api.apply(SetVirtualFunctions(GPU, 2, share=VfQuota(memory=4 * GIB)), tree=kernel)
     api.apply(Bind((VF,)), tree=kernel)
-    host = replace(api.scan(kernel), agent=agent_of(str(VF), pod="ml/train-0/main"))
+    host = with_facts(api.scan(kernel), agent=agent_of(str(VF), pod="ml/train-0/main"))
     for named in (VF, GPU):
         refusal = refused(host, ChangeQuotas(named, VfQuota(memory=2 * GIB)))
         assert f"{host.device(VF)} belongs to pod ml/train-0" in refusal.message
@@ -157,7 +157,7 @@ def test_other_drivers_have_no_quotas() -> None:
 
 def test_i915_needs_to_know_what_else_there_is(tmp_path: Path) -> None:
     host = api.scan(i915_host(tmp_path))
-    (known,) = host.quotas
+    (known,) = host.vgpus.quotas
     supplies = tuple(s for s in known.supplies if "contexts" not in s.name)
     blind = with_facts(host, quotas=(replace(known, supplies=supplies),))
     refusal = refused(blind, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
@@ -232,7 +232,7 @@ def test_functions_are_vgpus_and_their_gpu_says_what_is_left(tmp_path: Path) -> 
     assert (room.more, room.type.framebuffer, room.stranded) == (0, 2048, 18432)
     assert [vgpu.name for vgpu in gpu.instances] == [f"0000:21:00.{n}" for n in (1, 2, 3)]
     assert gpu.instances[0].type_name == "2 GiB, no time limit, priority low"
-    assert host.vgpus == (), "nothing keeps vfiomgr bind from taking them"
+    assert host.vgpus.active == (), "nothing keeps vfiomgr bind from taking them"
 
 
 def test_one_of_them_is_neither_made_nor_removed_by_itself(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_scan_for_a_picture_reads_all_that_it_shows(
 
 def test_a_vgpu_is_below_its_function_its_gpu_the_port_and_the_node() -> None:
     host = vgpu_server()
-    vgpu = host.vgpus[0]
+    vgpu = host.vgpus.active[0]
     assert path_to(tree_of(host), vgpu.name) == [
         "host host",
         "numa-node numa 0",

@@ -178,4 +178,4 @@ def test_what_is_folded_stays_open_where_it_is_asked_for() -> None:
 def test_json_has_every_function_and_vgpu() -> None:
     host = vgpu_server()
     kinds = [node.kind for node in nodes(tree_of(host).root)]
-    assert kinds.count("vgpu") == len(host.vgpus) == 3
+    assert kinds.count("vgpu") == len(host.vgpus.active) == 3

@@ -70,7 +70,7 @@ def everything(tmp_path: Path) -> FakeKernel:
     put(kernel, KATA_DROP_IN, KATA_TEXT)
     put(kernel, gpu_file(GPU_DEFINITION.gpu.address), render_gpu_definition(GPU_DEFINITION))
     put(kernel, RESOURCE, kernel.read_text(SPECIFICATION) or "")
-    persisted = api.host_at(kernel).scan().persisted
+    persisted = api.host_at(kernel).scan().files.bindings
     tools: tuple[str, ...] = ("dracut", "mkinitcpio")
     for tool in tools:
         put(kernel, HOOKS[tool], render_hook(tool, persisted))

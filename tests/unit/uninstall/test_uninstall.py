@@ -39,7 +39,7 @@ from vfiomgr.persistence import installed_layout as layouts
 from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.installed_layout import FILE, RECORD
 from vfiomgr.persistence.model import UNIT
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path

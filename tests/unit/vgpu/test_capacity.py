@@ -72,15 +72,15 @@ def test_vgpus_have_one_size_unless_a_mode_mixes_them() -> None:
 def test_the_lock_holds_even_where_the_driver_still_offers_other_sizes() -> None:
     host = vgpu_host((a40_type(2),))
     parents = tuple(
-        replace(p, available=(1,) * len(p.types)) if p.name != host.vgpus[0].parent else p
-        for p in host.vgpu_parents
+        replace(p, available=(1,) * len(p.types)) if p.name != host.vgpus.active[0].parent else p
+        for p in host.vgpus.parents
     )
     assert found(with_facts(host, vgpu_parents=parents), a40_type(4)).more == 0
 
 
 def test_in_heterogeneous_mode_memory_is_the_limit() -> None:
     host = vgpu_host((a40_type(24), a40_type(2)))
-    every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpu_parents)
+    every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpus.parents)
     mode = GpuMode("0000:01:00.0", heterogeneous=True, mig=False, framebuffer=MEMORY)
     shown = with_facts(host, vgpu_parents=every)  # by the vGPUs; nvidia-smi does not report it
     host = with_facts(shown, gpu_modes=(mode,))
@@ -96,9 +96,9 @@ def test_in_heterogeneous_mode_memory_is_the_limit() -> None:
 def test_used_memory_is_not_compared_with_the_number_of_virtual_functions() -> None:
     """26 of 48 GiB are used, on 2 of 16 virtual functions."""
     host = vgpu_host((a40_type(24), a40_type(2)), functions=16)
-    every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpu_parents)
+    every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpus.parents)
     mode = GpuMode("0000:01:00.0", heterogeneous=True, mig=False, framebuffer=MEMORY)
-    host = replace(host, vgpu_parents=every, gpu_modes=(mode,))
+    host = with_facts(host, vgpu_parents=every, gpu_modes=(mode,))
     assert found(host, a40_type(1)).more == 32 - 26
     assert found(host, a40_type(2)).more == 24 - 13
     empty = vgpu_host((), functions=16)
@@ -174,7 +174,7 @@ def test_a_recording_that_leaves_out_what_is_offered_is_told_as_the_most() -> No
     host = vgpu_host((a40_type(2),), functions=4)
     bare = tuple(
         replace(p, types=p.types if n == 0 else (), available=p.available if n == 0 else ())
-        for n, p in enumerate(host.vgpu_parents)
+        for n, p in enumerate(host.vgpus.parents)
     )
     most = found(with_facts(host, vgpu_parents=bare), a40_type(2))
     assert (most.more, most.is_certain) == (3, False)
@@ -198,7 +198,7 @@ def vendor(names: tuple[str, ...], made: int = 0) -> HostSnapshot:
             types=kinds if n >= made else (),
             available=(1,) * len(kinds) if n >= made else (),
         )
-        for n, p in enumerate(host.vgpu_parents)
+        for n, p in enumerate(host.vgpus.parents)
     )
     vgpus = tuple(
         Vgpu(None, "vendor-vfio", parents[n].name, kinds[0].id, None, "nvidia", 1, None, None)
@@ -219,7 +219,7 @@ def test_a_function_that_left_the_vendors_driver_makes_no_vgpu() -> None:
     host = vendor(("NVIDIA L40S-2Q",))
     gpu, first, *others = host.devices
     moved = replace(host, devices=(gpu, replace(first, driver="vfio-pci"), *others))
-    assert [found(each, host.vgpu_parents[0].types[0]).more for each in (host, moved)] == [4, 3]
+    assert [found(each, host.vgpus.parents[0].types[0]).more for each in (host, moved)] == [4, 3]
 
 
 def test_with_its_memory_known_the_number_is_certain() -> None:
@@ -244,7 +244,7 @@ def test_gpu_instances_have_several_sizes_without_heterogeneous_mode() -> None:
     assert (gpu.has_several_sizes, gpu.is_heterogeneous, gpu.lock) == (True, False, None)
     parents = tuple(
         replace(p, types=tuple(replace(k, name=f"{k.name} A100-1-{k.id[-1]}C") for k in p.types))
-        for p in host.vgpu_parents
+        for p in host.vgpus.parents
     )
     (gpu,) = gpus(with_facts(host, vgpu_parents=parents))
     assert (gpu.has_several_sizes, gpu.is_heterogeneous) == (True, False), "by the names of types"

@@ -38,9 +38,9 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 def is_own(kernel: FakeKernel) -> bool:
     host = api.scan(kernel)
-    (vgpu,) = host.vgpus
-    assert host.vgpu_marks, "the mark itself is there all the time"
-    return host.is_own(vgpu)
+    (vgpu,) = host.vgpus.active
+    assert host.vgpus.marks, "the mark itself is there all the time"
+    return host.vgpus.is_own(vgpu)
 
 
 def keep_inodes(kernel: FakeKernel) -> None:
@@ -52,7 +52,7 @@ def keep_inodes(kernel: FakeKernel) -> None:
 def test_what_vfiomgr_makes_is_its_own(kernel: FakeKernel) -> None:
     assert is_own(kernel)
     api.apply(REMOVE_ALL, tree=kernel)
-    assert api.scan(kernel).vgpus == ()
+    assert api.scan(kernel).vgpus.active == ()
     assert not kernel.children(RUNTIME / "made")
 
 

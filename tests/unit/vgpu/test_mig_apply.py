@@ -225,7 +225,7 @@ def test_instances_are_made_for_vgpus_as_far_as_they_are_missing(tmp_path: Path)
     kernel = divided(tmp_path, "1g.5gb", functions=8)
     apply(kernel, CreateVgpu(UUIDS[:3], type="A100-1-5C"))
     assert len(there(kernel)) == 3
-    assert {vgpu.type for vgpu in api.scan(kernel).vgpus} == {"474"}
+    assert {vgpu.type for vgpu in api.scan(kernel).vgpus.active} == {"474"}
     before = there(kernel)
     with pytest.raises(Refusal, match=r"no capacity for 5 vGPUs .*\(4 would fit\)"):
         apply(kernel, CreateVgpu(UUIDS[4:], type="A100-1-5C"))
@@ -282,8 +282,10 @@ def test_nvidias_configurations_for_blackwell_are_applied_once(
     intent = api.layout_request(None, "a", import_layouts(None, configs).layouts["a"])
     apply(kernel, intent)
     host = api.scan(kernel, with_gpu_modes=True)
-    assert {vgpu.type_name for vgpu in host.vgpus} == {f"NVIDIA RTX Pro 6000 Blackwell {made}"}
-    assert len(host.vgpus) == int(configuration.rpartition(" ")[2])
+    assert {vgpu.type_name for vgpu in host.vgpus.active} == {
+        f"NVIDIA RTX Pro 6000 Blackwell {made}"
+    }
+    assert len(host.vgpus.active) == int(configuration.rpartition(" ")[2])
     assert compare(api.scan(kernel, with_users=True, with_gpu_modes=True), intent).differences == ()
     (rule,) = export(host).devices
     assert isinstance(rule, VgpuRule)
@@ -302,21 +304,21 @@ def test_virtual_functions_take_no_instances_along(tmp_path: Path) -> None:
     assert [place.split()[0] for place in there(kernel)] == ["2g.10gb"]
     apply(kernel, SetGpuMode(GPU, mig=False))
     host = api.scan(kernel, with_gpu_modes=True)
-    assert host.gpu_partitions == ()
-    assert [mode.mig for mode in host.gpu_modes] == [False]
+    assert host.vgpus.partitions == ()
+    assert [mode.mig for mode in host.vgpus.modes] == [False]
 
 
 def test_definitions_bring_instances_back_after_a_reboot(tmp_path: Path) -> None:
     kernel = divided(tmp_path, "3g.20gb")
     apply(kernel, CreateVgpu(UUIDS[:2], type="A100-1-5C"))
-    for vgpu in api.scan(kernel).vgpus:
+    for vgpu in api.scan(kernel).vgpus.active:
         apply(kernel, DefineVgpu(vgpu.name, autostart=True))
     kernel.reboot()
     assert there(kernel) == []
     found = api.restore(RestoreVgpus(), tree=kernel)
     assert [one.state for one in found] == ["restored", "restored"]
     assert sorted(place.split()[0] for place in there(kernel)) == ["1g.5gb", "1g.5gb", "3g.20gb"]
-    assert len(api.scan(kernel).vgpus) == 2
+    assert len(api.scan(kernel).vgpus.active) == 2
     again = api.restore(RestoreVgpus(), tree=kernel)
     assert [one.state for one in again] == ["already", "already"]
 
@@ -336,7 +338,7 @@ def test_a_layout_makes_the_instances_of_all_its_vgpus_at_once(tmp_path: Path) -
     outcome = apply(kernel, layout("A100-1-5C", "A100-2-10C"))
     assert sum(isinstance(one, SetGpuInstances) for one in outcome.plan.steps) == 1
     assert sorted(place.split()[0] for place in there(kernel)) == ["1g.5gb", "2g.10gb"]
-    assert len(api.scan(kernel).vgpus) == 2
+    assert len(api.scan(kernel).vgpus.active) == 2
     assert not apply(kernel, layout("A100-1-5C", "A100-2-10C")).is_changed
 
 

@@ -253,6 +253,6 @@ def test_by_need_no_smaller_type_would_have_served(host: HostSnapshot, need: int
 
 def test_the_gpus_of_a_vendors_interface_are_chosen_alike() -> None:
     host = vgpu_host((), functions=4)
-    parents = tuple(replace(p, family="vendor-vfio") for p in host.vgpu_parents)
+    parents = tuple(replace(p, family="vendor-vfio") for p in host.vgpus.parents)
     places = choose(with_facts(host, vgpu_parents=parents), asked(4, type="A40-2Q")).places
     assert [place.parent.name for place in places] == [f"0000:01:01.{n}" for n in range(4)]

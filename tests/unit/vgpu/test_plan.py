@@ -12,8 +12,8 @@ from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.unknown import UnknownUsers
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.unknown import UnknownUsers
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 from vfiomgr.vgpu.steps import (
     CreateCheckpoint,
@@ -176,7 +176,7 @@ def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
 
 def test_a_removal_has_the_locks_of_the_parent_and_of_each_name() -> None:
     """Another run may create a vGPU on the parent, or one of this name on another parent."""
-    host = replace(HOST, vgpus=(ACTIVE,))
+    host = with_facts(HOST, vgpus=(ACTIVE,))
     names = {f"vgpu-{UUID}", f"vgpu-{OTHER}"}
     assert set(plan(host, RemoveVgpu((UUID, OTHER))).locks) == {"group-4", *names}
     assert "group-4" in plan(HOST, create("nvidia-1", OTHER)).locks
@@ -238,7 +238,7 @@ def vendor_host(current: int = 0) -> HostSnapshot:
     host = vgpu_host((), functions=2)
     kind = describe_type("1148", "NVIDIA L40S-2Q", None, "vfio-pci")
     free = ((kind,), (1,))
-    first, second = host.vgpu_parents
+    first, second = host.vgpus.parents
     types, available = ((), ()) if current else free
     parents = (
         replace(first, family="vendor-vfio", types=types, available=available),

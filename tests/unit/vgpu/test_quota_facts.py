@@ -30,7 +30,7 @@ GIB = 1 << 30
 
 
 def read(kernel: FakeKernel) -> GpuQuotas:
-    (quotas,) = api.scan(kernel).quotas
+    (quotas,) = api.scan(kernel).vgpus.quotas
     return quotas
 
 
@@ -113,7 +113,7 @@ def test_xe_before_6_19_shows_them_in_debugfs(tmp_path: Path, shows_in: str) -> 
 def test_only_those_drivers_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = xe_host(tmp_path)
     kernel.write(PCI_DRIVERS / "xe/unbind", GPUS[0])
-    assert api.scan(kernel).quotas == ()
+    assert api.scan(kernel).vgpus.quotas == ()
     plain = workstation(tmp_path / "plain")
     asked: list[str] = []
     children = plain.children
@@ -123,7 +123,7 @@ def test_only_those_drivers_are_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         return children(path)
 
     monkeypatch.setattr(plain, "children", remember)
-    assert api.scan(plain).quotas == ()
+    assert api.scan(plain).vgpus.quotas == ()
     assert asked
     places = ("/sriov_admin", "/iov/", f"{DRM_DEBUG}/0000:2")
     assert not [path for path in asked if any(place in path for place in places)]
@@ -134,9 +134,9 @@ def test_a_snapshot_holds_them_and_older_ones_are_read(tmp_path: Path) -> None:
     share = VfQuota(memory=GIB, exec_quantum_ms=20)
     api.apply(SetVirtualFunctions(GPU, 2, share=share), tree=kernel)
     host = api.scan(kernel)
-    assert host.quotas[0].original("vf1/profile/vram_quota") == "0"
+    assert host.vgpus.quotas[0].original("vf1/profile/vram_quota") == "0"
     text = write_snapshot(host)
     assert read_snapshot(text, "host.json") == host
     document = json.loads(text)
     del document["quotas"]
-    assert read_snapshot(json.dumps(document), "host.json").quotas == ()
+    assert read_snapshot(json.dumps(document), "host.json").vgpus.quotas == ()

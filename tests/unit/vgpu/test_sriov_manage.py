@@ -13,8 +13,8 @@ from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
-from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
+from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.mig.steps import (
     RunSriovManage,
     SetHeterogeneous,

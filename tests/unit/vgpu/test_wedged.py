@@ -49,7 +49,9 @@ def test_one_that_rejects_what_it_offers_is_left_alone_from_then_on(kernel: Fake
         create(kernel)
     assert "uses another virtual function next time" in caught.value.hint
     host = api.scan(kernel)
-    assert [(one.name, one.why.split()[0]) for one in host.wedged] == [(str(first), "rejected")]
+    assert [(one.name, one.why.split()[0]) for one in host.vgpus.wedged] == [
+        (str(first), "rejected")
+    ]
     assert create(kernel).plan.resolves == (str(second),)
     with pytest.raises(Refusal, match="1 without a driver or not responding"):
         create(kernel, SECOND)
@@ -65,7 +67,7 @@ def test_made_anew_it_is_as_good_as_others(kernel: FakeKernel) -> None:
     for count in (0, 2):
         api.apply(SetVirtualFunctions(GPU, count), tree=kernel)
     create(kernel, parent=str(first))
-    assert api.scan(kernel).wedged == ()
+    assert api.scan(kernel).vgpus.wedged == ()
 
 
 def test_named_it_is_tried_and_forgiven(kernel: FakeKernel) -> None:
@@ -76,7 +78,7 @@ def test_named_it_is_tried_and_forgiven(kernel: FakeKernel) -> None:
         create(kernel)
     kernel.nvidia.gpus.memory.set_wedged(str(GPU), set())
     create(kernel, parent=str(first))
-    assert api.scan(kernel).wedged == ()
+    assert api.scan(kernel).vgpus.wedged == ()
 
 
 def test_what_is_refused_for_the_gpus_sake_marks_nothing(kernel: FakeKernel) -> None:
@@ -88,7 +90,7 @@ def test_what_is_refused_for_the_gpus_sake_marks_nothing(kernel: FakeKernel) -> 
     )
     with pytest.raises(RolledBack):
         create(kernel)
-    assert api.scan(kernel).wedged == ()
+    assert api.scan(kernel).vgpus.wedged == ()
 
 
 @pytest.mark.parametrize("driver", [None, "vfio-pci"])

@@ -173,7 +173,7 @@ def _chosen(
 
 def why_not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
     """The reason why a function, or its group, cannot be assigned."""
-    if host.is_vendor_function(device):
+    if host.vgpus.is_vendor_function(device):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
         return blocker("vgpu-missing", device, f"{device} has no vGPU", create)
     group = host.group(device.iommu_group)
@@ -183,7 +183,7 @@ def why_not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
         )
     if device.is_on_vfio:
         members = host.group_members(device.iommu_group)
-        others = [m for m in members if not host.is_ready_for_guests(m) and not m.is_bridge]
+        others = [m for m in members if not host.vgpus.is_ready_for_guests(m) and not m.is_bridge]
         names = ", ".join(f"{m.address} (on {m.driver or 'no driver'})" for m in others)
         return blocker(
             "group-not-viable",

@@ -230,7 +230,7 @@ def made(host: HostSource, wanted: OfferRequest) -> CdiSpecification:
         raise nothing_ready(seen)
     for text in kind_notes(seen, found):
         host.on_note(text)
-    if not wanted.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus):
+    if not wanted.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus.active):
         host.on_note(
             "mediated vGPUs are omitted, because Kata cannot attach them; use --consumer "
             "containerd or podman for containers that run a guest themselves"

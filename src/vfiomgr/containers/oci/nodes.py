@@ -69,7 +69,7 @@ def waiting(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice
     for unit in units:
         for function in unit.functions:
             members = host.group_members(function.iommu_group)
-            others = {*blockers(members), *(m for m in members if host.is_vendor_function(m))}
+            others = {*blockers(members), *(m for m in members if host.vgpus.is_vendor_function(m))}
             if not _is_ready(host, function):
                 found[str(function.address)] = function
             found.update({str(o.address): o for o in others if not _is_ready(host, o)})
@@ -94,7 +94,7 @@ def companion_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> list[st
 
 
 def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
-    return host.is_ready_for_guests(function) and function.iommu_group is not None
+    return host.vgpus.is_ready_for_guests(function) and function.iommu_group is not None
 
 
 def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
@@ -105,7 +105,7 @@ def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
 def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
     late = waiting(host, [unit])
     named = [device for device in late if str(device.address) in unit.function_names]
-    for device in (d for d in late if host.is_vendor_function(d)):
+    for device in (d for d in late if host.vgpus.is_vendor_function(d)):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield blocker(
             "vgpu-missing",

@@ -153,7 +153,7 @@ def _instead(context: PodContext, item: Request, count: int, kinds: tuple[str, .
         str(device.address)
         for device in host.devices
         if device.is_graphics_or_accelerator
-        and host.is_ready_for_guests(device)
+        and host.vgpus.is_ready_for_guests(device)
         and not published & host.guest_nodes(device)
     ]
     if free:
@@ -288,7 +288,7 @@ def _candidate(
         members, problems = _behind(context, node)
         functions += [member for member in members if member not in functions]
         breaks += problems
-    if all(context.host.is_ready_for_guests(device) for device in functions):
+    if all(context.host.vgpus.is_ready_for_guests(device) for device in functions):
         breaks += [("node", _absent(node, functions)) for node in _lost(context, nodes)]
     for device in functions:
         breaks += [("functions", problem) for problem in _unready(context, device)]
@@ -304,13 +304,13 @@ def _behind(
     if node.startswith(f"{VFIO_CDEVS}/"):
         name = node.rpartition("/")[2]
         found = tuple(d for d in host.devices if d.vfio_device == name)
-        vgpus = [v for v in host.vgpus if v.uuid is not None and v.vfio_device == name]
+        vgpus = [v for v in host.vgpus.active if v.uuid is not None and v.vfio_device == name]
         problems = list(_of_cdev(context, node))
     else:
         number = node.removeprefix(f"{VFIO_NODES}/")
         group = int(number) if number.isdecimal() else -1
         found = tuple(d for d in host.group_members(group) if not d.is_bridge)
-        vgpus = [v for v in host.vgpus if v.uuid is not None and v.iommu_group == group]
+        vgpus = [v for v in host.vgpus.active if v.uuid is not None and v.iommu_group == group]
         problems = list(_of_group(context, node))
     mediated = [
         chain_break("kata-mediated", v.name, why_not(v), instead_of(host, v), evidence=(ISSUE,))
@@ -364,9 +364,9 @@ def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
 def _unready(context: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
     """A function that is not available to guests."""
     host = context.host
-    if host.is_ready_for_guests(device):
+    if host.vgpus.is_ready_for_guests(device):
         return
-    if host.is_vendor_function(device):
+    if host.vgpus.is_vendor_function(device):
         remedy = f"vfiomgr vgpu create --parent {device.address} --type …"
         yield chain_break(
             "kata-function-without-vgpu",
@@ -375,7 +375,7 @@ def _unready(context: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
             remedy,
         )
         return
-    if host.makes_vgpus(device):
+    if host.vgpus.makes_vgpus(device):
         yield chain_break(
             "kata-gpu-with-vgpus",
             device.address,

@@ -66,7 +66,7 @@ def _chain(
             address=device.address,
             name=device.name,
             driver=device.driver,
-            is_ready=context.host.is_ready_for_guests(device),
+            is_ready=context.host.vgpus.is_ready_for_guests(device),
             port=ports.get(device),
             guest_index=indexes.get(device),
         )
@@ -159,7 +159,7 @@ def _lacks_nodes(context: PodContext, found: Sequence[KubeletDevice]) -> bool:
 
 def _is_pending(context: PodContext, candidate: KubeletDevice) -> bool:
     """Whether its node only exists when its functions are available to guests."""
-    return any(not context.host.is_ready_for_guests(d) for d in candidate.functions)
+    return any(not context.host.vgpus.is_ready_for_guests(d) for d in candidate.functions)
 
 
 def _nodes_told(context: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
@@ -174,7 +174,7 @@ def _nodes_told(context: PodContext, found: Sequence[KubeletDevice]) -> list[str
 def _functions_told(context: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
     told = []
     for device in dict.fromkeys(d for c in found for d in c.functions):
-        ready = "ready" if context.host.is_ready_for_guests(device) else "not available"
+        ready = "ready" if context.host.vgpus.is_ready_for_guests(device) else "not available"
         told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
     return told or ["no function"]
 

@@ -22,7 +22,7 @@ ISSUE = "kata-containers/kata-containers#10681"
 
 def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
     """Make sure that a name is not that of a mediated device."""
-    vgpu = host.vgpu(name)
+    vgpu = host.vgpus.named(name)
     if vgpu is not None and vgpu.uuid is not None:
         hint = instead_of(host, vgpu) + otherwise
         refuse("kata-mediated", vgpu.name, why_not(vgpu), hint)
@@ -68,8 +68,8 @@ def _ways(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
     gpu = _gpu_of(host, vgpu)
     if gpu is not None:
         yield f"assign the entire GPU {gpu.address} to Kata: {_steps(host, gpu)}"
-    vendors = [p.name for p in host.vgpu_parents if p.family == "vendor-vfio"]
-    free = [name for name in vendors if host.vgpu(name) is None]
+    vendors = [p.name for p in host.vgpus.parents if p.family == "vendor-vfio"]
+    free = [name for name in vendors if host.vgpus.named(name) is None]
     if vendors:
         create = f"vfiomgr vgpu create --parent {(free or vendors)[0]} --type …"
         yield f"assign a vGPU that is a virtual function to Kata: {create}"
@@ -82,13 +82,13 @@ def _gpu_of(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
 
 
 def _gpu_name(host: HostSnapshot, vgpu: Vgpu) -> str:
-    return next((p.gpu for p in host.vgpu_parents if p.name == vgpu.parent), vgpu.parent)
+    return next((p.gpu for p in host.vgpus.parents if p.name == vgpu.parent), vgpu.parent)
 
 
 def _steps(host: HostSnapshot, gpu: PciDevice) -> str:
     """The commands that remove the vGPUs of a GPU and bind it, in order."""
     name = str(gpu.address)
-    vgpus = [vgpu.name for vgpu in host.vgpus if _gpu_name(host, vgpu) == name]
+    vgpus = [vgpu.name for vgpu in host.vgpus.active if _gpu_name(host, vgpu) == name]
     steps = [f"vfiomgr vgpu remove {' '.join(vgpus)}"]
     if any(device.physical_function == gpu.address for device in host.devices):
         steps.append(f"vfiomgr sriov set {name} 0")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+    from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _OWN = "vfiomgr.io"
 """The usual domain of the agent's resources."""
@@ -60,7 +60,7 @@ def numbers(context: PodContext) -> str:
 
 def breaks(context: PodContext) -> Iterator[Diagnostic]:
     """Why the pod would stay Pending on this node."""
-    agent = context.host.running_agent
+    agent = context.host.users.running_agent
     if agent is None:
         return
     for name, count in context.pod.resources:
@@ -73,7 +73,7 @@ def breaks(context: PodContext) -> Iterator[Diagnostic]:
 
 
 def _resources(context: PodContext) -> Iterator[ResourceStatus | None]:
-    agent = context.host.running_agent
+    agent = context.host.users.running_agent
     for name, _ in context.pod.resources if agent is not None else ():
         yield None if agent is None else _named(agent, name)
 

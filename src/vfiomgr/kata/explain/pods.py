@@ -29,8 +29,8 @@ from vfiomgr.kata.model import (
     handler_configuration,
     key_table,
 )
-from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.units import Version
+from vfiomgr.users.node_agent import find_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
         require_resource("--resource", resource)
     seen = host.scan()
     if host.snapshot is None:
-        seen = replace(seen, agent=find_status(host.tree))
+        seen = replace(seen, users=replace(seen.users, agent=find_status(host.tree)))
     scene = _Scene(host, seen, told, runtime, config, cri)
     if _is_file(subject):
         objects = read_objects(text_of(subject, "the pod"), source_of(subject))

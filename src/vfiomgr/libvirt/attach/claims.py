@@ -103,7 +103,7 @@ def _claim(
     host: HostSnapshot, domain: KnownDomain, hostdev: DomainHostdev, where: tuple[bool, bool]
 ) -> DeviceOwner:
     device = host.device_named(hostdev.name)
-    vgpu = host.vgpu(hostdev.name)
+    vgpu = host.vgpus.named(hostdev.name)
     title, driver = None, None
     if device is not None:
         title, driver = device.name, device.driver

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
 
 
 def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:
@@ -199,7 +199,7 @@ def _readiness(
 
     Functions in `coming` are bound before the guest starts: by libvirt, or by vfiomgr's hook.
     """
-    if host.is_vendor_function(device):
+    if host.vgpus.is_vendor_function(device):
         yield from _vendor_diagnostics(host, hypervisor, device, request)
         return
     if device.address in coming:
@@ -233,14 +233,14 @@ def _readiness(
 def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
     """Whether the hook binds the devices of the domain before its next start."""
     defined = domain.defined
-    return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
+    return defined is not None and defined.is_bound_by_hook and host.files.text(SCRIPT) is not None
 
 
 def _vendor_diagnostics(
     host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, request: AttachRequest
 ) -> Iterator[Diagnostic]:
     """Why a virtual function on its vendor's driver cannot be attached as a vGPU."""
-    if not host.is_ready_for_guests(device):
+    if not host.vgpus.is_ready_for_guests(device):
         yield blocker(
             "vgpu-missing",
             device,
@@ -354,7 +354,7 @@ def _strangers(
     holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
     users: dict[DeviceUser, None] = {}
     for holder in holders:
-        users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
+        users.update(dict.fromkeys(host.users.of_nodes(host.guest_nodes(holder))))
         yield from (found.without("allow") for found in held_by_pod(host, holder))
     strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
     if strange:

@@ -142,10 +142,11 @@ def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
     requests = [DeviceRequest(name, options, is_alone=request.only) for name in request.devices]
     defined = tuple(
         Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
-        for known in host.vgpu_definitions
-        if host.vgpu(known.uuid) is None
+        for known in host.defined.vgpus
+        if host.vgpus.named(known.uuid) is None
     )
-    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), requests):
+    vgpus = replace(host.vgpus, active=(*host.vgpus.active, *defined))
+    for unit in units_of(replace(host, vgpus=vgpus), requests):
         yield Attachment(request.scope, unit, is_active=unit.vgpu not in defined)
 
 
@@ -185,7 +186,7 @@ def _bus(
 def _attach_notes(
     host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
 ) -> Iterator[str]:
-    starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
+    starting = {d.uuid for d in host.defined.vgpus if d.autostart}
     for item in items:
         uuid = item.unit.vgpu_uuid
         if not item.is_active and uuid not in starting:

@@ -335,7 +335,7 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
             text = "unassigned: bound for its IOMMU group, but not given to the guest"
         elif unit.options.is_managed:
             text = "libvirt binds it before the start and unbinds it afterwards"
-        elif any(host.makes_vgpus(function) for function in unit.functions):
+        elif any(host.vgpus.makes_vgpus(function) for function in unit.functions):
             text = "hosts vGPUs: cannot be passed through directly"
         else:
             is_bound = all(function.is_on_vfio for function in unit.functions)

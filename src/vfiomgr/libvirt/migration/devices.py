@@ -78,7 +78,7 @@ def migratability_of(host: HostSnapshot, device: PciDevice) -> Migratability:
     name = str(device.address)
     driver = device.driver or "no driver"
     link = f"/sys/bus/pci/devices/{name}/driver: {driver}"
-    if host.is_vendor_function(device):
+    if host.vgpus.is_vendor_function(device):
         return _of_vendor(host, device.driver, link)
     if not device.is_on_vfio:
         return _unbound(host, device, link)

@@ -45,7 +45,7 @@ def migratability(context: PreflightContext, hostdev: DomainHostdev) -> Migratab
     """Whether a device of a domain can migrate; None if the host does not have it."""
     host = context.host
     if hostdev.kind == "mdev":
-        vgpu = host.vgpu(hostdev.name)
+        vgpu = host.vgpus.named(hostdev.name)
         return None if vgpu is None else vgpu_migratability(host, vgpu)
     device = host.device_named(hostdev.name)
     return None if device is None else migratability_of(host, device)
@@ -219,7 +219,10 @@ def not_on_host(context: PreflightContext) -> Iterator[Diagnostic]:
     """Devices that this host does not have, so that nothing is known about them."""
     for hostdev in context.hostdevs:
         host = context.host
-        if host.device_named(hostdev.name) is not None or host.vgpu(hostdev.name) is not None:
+        if (
+            host.device_named(hostdev.name) is not None
+            or host.vgpus.named(hostdev.name) is not None
+        ):
             continue
         own = "correct its name, or start the vGPU: vfiomgr vgpu start"
         if hostdev.address is not None:

@@ -48,7 +48,7 @@ def _place(
     created: dict[str, int],
 ) -> MigrationPlace:
     """The place of one device; unknown without the device, which has the facts to compare."""
-    vgpu = host.vgpu(hostdev.name)
+    vgpu = host.vgpus.named(hostdev.name)
     if vgpu is not None:
         return _vgpu_place(target, vgpu, taken, created)
     device = host.device_named(hostdev.name) if hostdev.kind == "pci" else None
@@ -189,7 +189,7 @@ def _creatable(vgpu: Vgpu, gpu: Gpu, kind: str, left: int) -> MigrationPlace:
 
 def _same_type(target: HostSnapshot, vgpu: Vgpu) -> Iterator[Vgpu]:
     """Active vGPUs of the same type: by name, which is the same for every family and driver."""
-    for other in target.vgpus:
+    for other in target.vgpus.active:
         if (other.type_name or other.type) == (vgpu.type_name or vgpu.type):
             yield other
 

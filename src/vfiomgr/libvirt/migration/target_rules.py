@@ -160,7 +160,7 @@ def _bound_nodes(domain: Domain, nodes: Iterable[NumaNode]) -> frozenset[int]:
 
 def _numa_node(host: HostSnapshot, name: str | None) -> int | None:
     """The node of a function, or of the GPU of a vGPU; None if unknown."""
-    vgpu = host.vgpu(name or "")
+    vgpu = host.vgpus.named(name or "")
     device = host.device_named(vgpu.parent if vgpu else name or "")
     node = None if device is None else device.numa_node
     return None if node is None or node < 0 else node
@@ -249,7 +249,7 @@ def drivers(pair: Comparison) -> Iterator[Diagnostic]:
 
 def _modules(host: HostSnapshot, name: str) -> Iterator[str]:
     """The modules that save the state of a device."""
-    vgpu = host.vgpu(name)
+    vgpu = host.vgpus.named(name)
     device = host.device_named(vgpu.parent if vgpu else name)
     if device is not None and device.driver_module:
         yield device.driver_module
@@ -260,8 +260,8 @@ def _modules(host: HostSnapshot, name: str) -> Iterator[str]:
 def families(pair: Comparison) -> Iterator[Diagnostic]:
     """A mediated device becomes a virtual function, or back, from libvirt 11.0 on."""
     for place in pair.places:
-        vgpu = pair.context.host.vgpu(place.device)
-        other = pair.target.vgpu(place.target) if place.target else None
+        vgpu = pair.context.host.vgpus.named(place.device)
+        other = pair.target.vgpus.named(place.target) if place.target else None
         if vgpu is None or other is None or (vgpu.uuid is None) == (other.uuid is None):
             continue
         found = (_version(pair.here.libvirt) or pair.context.libvirt, _version(pair.there.libvirt))
@@ -287,7 +287,7 @@ def _not_checked(pair: Comparison) -> Iterator[str]:
     for what, known in (("libvirt", pair.there.libvirt), ("QEMU", pair.there.qemu)):
         if known is None:
             yield f"the version of {what} on {pair.name}: not in the snapshot"
-    if pair.target.users is None:
+    if pair.target.users.processes is None:
         yield f"processes that use the devices of {pair.name}: not in the snapshot"
 
 

@@ -141,7 +141,7 @@ class PreflightContext(Value, dict=True):
     @cached_property
     def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:
         """The active mediated devices of the domain."""
-        pairs = ((h, self.host.vgpu(h.name)) for h in self.hostdevs if h.kind == "mdev")
+        pairs = ((h, self.host.vgpus.named(h.name)) for h in self.hostdevs if h.kind == "mdev")
         return tuple((hostdev, vgpu) for hostdev, vgpu in pairs if vgpu is not None)
 
     @cached_property
@@ -201,7 +201,7 @@ class PreflightContext(Value, dict=True):
 
     def is_vendor_function(self, taken: AssignedFunction) -> bool:
         """Whether a function is assigned to guests while on its vendor's driver."""
-        return self.host.is_vendor_function(taken.device)
+        return self.host.vgpus.is_vendor_function(taken.device)
 
     def uses_iommufd(self, hostdev: DomainHostdev) -> bool:
         """Whether QEMU gets iommufd for a device: its own setting precedes that of the domain."""

@@ -15,8 +15,8 @@ from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY
-from vfiomgr.snapshot.node_agent import CONTROL
-from vfiomgr.snapshot.pod_devices import RECORD
+from vfiomgr.users.node_agent import CONTROL
+from vfiomgr.users.pod_devices import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -99,7 +99,7 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
         nodes = context.host.guest_nodes(holder)
         users = [
             user
-            for user in context.host.users_of(nodes)
+            for user in context.host.users.of_nodes(nodes)
             if user.guest not in known and not _is_itself(context, user)
         ]
         if users:
@@ -136,7 +136,7 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _reporter(host: HostSnapshot) -> str:
     """The source of the pods of devices."""
-    if host.running_agent is not None:
+    if host.users.running_agent is not None:
         return f"the node agent reports it: {CONTROL}"
     return f"the kubelet's record has it: {RECORD}"
 

@@ -230,7 +230,7 @@ def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
         if not (taken.hostdev.managed and taken.is_bound):
             continue
         if context.host.origin(taken.device) is None and (
-            context.host.binding(taken.device.address) is None
+            context.host.files.binding(taken.device.address) is None
         ):
             continue
         yield finding(
@@ -251,7 +251,7 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
         device = taken.device
         if taken.hostdev.managed or not taken.is_bound or context.host.origin(device) is None:
             continue
-        if context.host.binding(device.address) is not None or device.physical_function:
+        if context.host.files.binding(device.address) is not None or device.physical_function:
             continue
         if context.domain.is_bound_by_hook:
             continue
@@ -273,7 +273,7 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
     """A domain that enables the hook, without a script that libvirt would run."""
     needs = context.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
-    if not names or context.host.file(SCRIPT) is not None:
+    if not names or context.host.files.text(SCRIPT) is not None:
         return
     yield finding(
         "hook-not-installed",

@@ -47,9 +47,9 @@ def _unknown(context: PreflightContext) -> Iterator[str]:
     host = context.host
     if context.takes_functions:
         yield from platform_rules.unread(host)
-    if context.hostdevs and host.users is None:
+    if context.hostdevs and host.users.processes is None:
         yield "processes that use the devices: requires root on the running host"
-    if context.hostdevs and host.host_uses is None:
+    if context.hostdevs and host.users.host_uses is None:
         yield "disks and routes of the host: no /proc"
 
 

@@ -177,7 +177,7 @@ _MODEL, _CCW = "vfio-pci", "vfio-ccw"
 def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
     """Mediated devices do not survive a reboot; libvirt does not attach an inactive one."""
     for hostdev in context.hostdevs:
-        if hostdev.kind != "mdev" or context.host.vgpu(hostdev.name) is not None:
+        if hostdev.kind != "mdev" or context.host.vgpus.named(hostdev.name) is not None:
             continue
         if hostdev.name in context.hook_needs.vgpus:
             continue
@@ -209,7 +209,7 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _definition(context: PreflightContext, uuid: str) -> VgpuDefinition | None:
-    return next((d for d in context.host.vgpu_definitions if d.uuid == uuid), None)
+    return next((d for d in context.host.defined.vgpus if d.uuid == uuid), None)
 
 
 def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -251,7 +251,7 @@ def wrong_model(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _device_api(context: PreflightContext, vgpu: Vgpu) -> str | None:
-    for parent in context.host.vgpu_parents:
+    for parent in context.host.vgpus.parents:
         if parent.name == vgpu.parent:
             return next((t.device_api for t in parent.types if t.id == vgpu.type), None)
     return None
@@ -263,7 +263,7 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
         name = str(taken.device.address)
         if name in context.hook_needs.vgpus:
             continue
-        if context.is_vendor_function(taken) and context.host.vgpu(name) is None:
+        if context.is_vendor_function(taken) and context.host.vgpus.named(name) is None:
             yield finding(
                 "function-without-type",
                 "blocker",

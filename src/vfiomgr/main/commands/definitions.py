@@ -151,7 +151,7 @@ def _name_to_define(host: HostSource, parent: str | None, uuid: str | None) -> s
     if uuid is not None:
         return uuid_of(uuid)
     place = canonical(parent or "")
-    parents = host.scan_devices().vgpu_parents
+    parents = host.scan_devices().vgpus.parents
     if any(known.name == place and known.family == "vendor-vfio" for known in parents):
         return place
     return str(uuids.uuid4())

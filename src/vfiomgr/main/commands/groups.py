@@ -114,7 +114,7 @@ def _fits(host: HostSnapshot, group: IommuGroup, selection: Selection) -> bool:
         return not states or state in states
 
     devices = host.group_members(group.number)
-    vgpus = filter(None, map(host.vgpu, group.members))
+    vgpus = filter(None, map(host.vgpus.named, group.members))
     return any(selection.has_device(d) and has_state(host.state_of(d)) for d in devices) or any(
         selection.has_vgpu(host, vgpu) and has_state("vgpu") for vgpu in vgpus
     )
@@ -144,13 +144,13 @@ def _state(host: HostSnapshot, group: IommuGroup) -> str:
     if not host.is_viable(group.number):
         return "blocked"
     functions = host.group_members(group.number)
-    vgpus = (host.vgpu(name) for name in group.members)
+    vgpus = (host.vgpus.named(name) for name in group.members)
     is_useful = any(not d.is_bridge for d in functions) or any(vgpus)
     return "viable" if is_useful else "not-for-guests"
 
 
 def _member(host: HostSnapshot, name: str, blocking: Collection[str]) -> dict[str, Any]:
-    device, vgpu = host.device_named(name), host.vgpu(name)
+    device, vgpu = host.device_named(name), host.vgpus.named(name)
     title = f"vGPU {vgpu.type} of {vgpu.parent}" if vgpu else None
     driver = vgpu.driver if vgpu else None
     if device is not None:
@@ -167,9 +167,9 @@ def _member(host: HostSnapshot, name: str, blocking: Collection[str]) -> dict[st
 def _is_bound(host: HostSnapshot, group: IommuGroup) -> Bound | None:
     """Whether all that a guest can use of a group is ready for it; None where there is nothing."""
     functions = [d for d in host.group_members(group.number) if not d.is_bridge]
-    ready = [host.is_ready_for_guests(device) for device in functions]
+    ready = [host.vgpus.is_ready_for_guests(device) for device in functions]
     if not ready:
-        return "yes" if any(host.vgpu(name) for name in group.members) else None
+        return "yes" if any(host.vgpus.named(name) for name in group.members) else None
     return "yes" if all(ready) else "partly" if any(ready) else "no"
 
 
@@ -177,7 +177,7 @@ def _is_isolated(host: HostSnapshot, group: IommuGroup) -> bool | None:
     """Whether it has only what goes to a guest together; None where there is nothing for one."""
     functions = (d for d in host.group_members(group.number) if not d.is_bridge)
     units = {tuple(other.address for other in host.slot(d)) for d in functions}
-    if not units and not any(host.vgpu(name) for name in group.members):
+    if not units and not any(host.vgpus.named(name) for name in group.members):
         return None
     return len(units) <= 1 and not group.is_noiommu
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.filters import Filter
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
 
 _COLUMNS = (
     *(Column("ADDRESS"), cut("NAME"), Column("STATE"), Column("DRIVER"), Column("GROUP")),
@@ -147,7 +147,11 @@ def _print_table(
     has_notes = any(row[len(_USUAL)] for row in rows)
     usual = (*_USUAL, "NOTES") if has_notes else _USUAL
     view.print(_COLUMNS, rows, usual)
-    if host.users is None and view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
+    if (
+        host.users.processes is None
+        and view.needs("USED BY", usual)
+        and any(_UNKNOWN in row for row in rows)
+    ):
         note(unknown_users("USED BY", is_live=is_live))
 
 
@@ -178,7 +182,7 @@ def _with_folded(
 
 def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
     """The nodes of a function, and of the vGPUs on it."""
-    vgpus = host.vgpus_of(str(device.address))
+    vgpus = host.vgpus.of(str(device.address))
     own = host.guest_nodes(device).union(device.nodes)
     return own.union(*map(host.guest_nodes, vgpus))
 
@@ -186,7 +190,7 @@ def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
 def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
     pods = [pod for function in functions for pod in _pods(host, function)]
     nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
-    users = host.users_of(nodes)
+    users = host.users.of_nodes(nodes)
     if not (pods or users or all(map(host.knows_users_of, functions))):
         return _UNKNOWN
     return _users_in_words(users, pods)
@@ -194,7 +198,7 @@ def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
 
 def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
     """The pods that have a function, or vGPUs on it."""
-    vgpus = host.vgpus_of(str(device.address))
+    vgpus = host.vgpus.of(str(device.address))
     found = (host.pod_of(device), *map(host.pod_of, vgpus))
     yield from dict.fromkeys(filter(None, found))
 
@@ -206,7 +210,7 @@ def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]
         yield counted(len(device.virtual_functions), "VF")
     if device.physical_function:
         yield f"VF of {device.physical_function}"
-    count = sum(len(host.vgpus_of(str(function.address))) for function in functions)
+    count = sum(len(host.vgpus.of(str(function.address))) for function in functions)
     if count:
         yield counted(count, "vGPU")
     if device.driver_override not in (None, device.driver):
@@ -223,7 +227,7 @@ def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]
 def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     """A function as documents have it: its facts, and what is concluded from them."""
     memory = memory_of(host, device)
-    users = None if host.users is None else host.users_of(_nodes(host, device))
+    users = None if host.users.processes is None else host.users.of_nodes(_nodes(host, device))
     are_pods_known = all(each.kind != "pods" for each in host.unknown_users_of(device))
     return {
         **{name: getattr(device, name) for name in device.__struct_fields__},

@@ -62,7 +62,7 @@ def show(session: Session, address: str) -> None:
     about = session.addresses_in((address,))
     host = session.scan(with_users=True, with_resets=True, with_guests=True, about=about)
     session.note_unknown_users(host)
-    vgpu = host.vgpu(address) if is_uuid(address) else None
+    vgpu = host.vgpus.named(address) if is_uuid(address) else None
     if vgpu is not None:
         show_active(session, host, vgpu)
         return
@@ -85,17 +85,17 @@ def _own_facts(device: PciDevice) -> dict[str, object]:
 def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     origin = host.origin(device)
     refusal = _refusal(host, device)
-    binding = host.binding(device.address)
+    binding = host.files.binding(device.address)
     is_pending = binding and binding.is_of(device.identity) and binding.driver != device.driver
     return {
         "group_members": [d.address for d in host.group_members(device.iommu_group)],
         "slot": [d.address for d in host.slot(device)],
-        "vgpus": [v.name for v in host.vgpus if v.parent == str(device.address)],
+        "vgpus": [v.name for v in host.vgpus.active if v.parent == str(device.address)],
         "vgpu_types": [
-            t.id for p in host.vgpu_parents if p.name == str(device.address) for t in p.types
+            t.id for p in host.vgpus.parents if p.name == str(device.address) for t in p.types
         ],
         "users": _users(host, device),
-        "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
+        "host_uses": [u.what for u in host.users.host_uses or () if u.address == device.address],
         "driver_at_next_boot": binding.driver if is_pending and binding else None,
         "origin": origin.state if origin else None,
         "reset_unavailable": unavailable_resets(host, device),
@@ -111,7 +111,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
 
 def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
     """The quota of a virtual function; for a physical function, those of all its virtual ones."""
-    known, own = host.quotas_of(device), host.function_quotas(device)
+    known, own = host.vgpus.quotas_of(device), host.function_quotas(device)
     if known is not None:
         return quota_items(host, known)
     return [] if own is None else [quota_item(own, device.address)]
@@ -241,13 +241,13 @@ def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
     if own is not None:
         yield str(own)
     for address in device.virtual_functions:
-        quotas = host.function_quotas(host.device(address)) if host.quotas else None
+        quotas = host.function_quotas(host.device(address)) if host.vgpus.quotas else None
         if quotas is not None:
             yield f"{address}: {quotas}"
 
 
 def _held(host: HostSnapshot, users: list[str] | None) -> str:
-    if users is None and host.users is not None:
+    if users is None and host.users.processes is not None:
         return "unknown"
     return _UNSEEN if users is None else ", ".join(users) or "nobody"
 
@@ -285,7 +285,7 @@ def _readiness(
     ):
         nodes = host.existing_nodes(device)
         yield ("guest-ready", f"yes, VFIO node{'s' if len(nodes) > 1 else ''}: {', '.join(nodes)}")
-    elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
+    elif host.vgpus.is_vendor_function(device) and host.vgpus.is_ready_for_guests(device):
         yield ("guest-ready", f"yes, vGPU on driver {device.driver}")
     elif refusal:
         yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
@@ -336,7 +336,7 @@ def snapshot(session: Session) -> None:
 
 def _not_included(host: HostSnapshot) -> Iterator[str]:
     """The facts that only root of a running host can read."""
-    if host.users is None:
+    if host.users.processes is None:
         yield "processes"
         if host.devices and not host.reset_capabilities:
             yield "reset capabilities"

@@ -29,8 +29,8 @@ from vfiomgr.node.messages import (
 )
 from vfiomgr.node.model import CONSUMERS, SERVICE_ACCOUNT, NodeSettings
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.node_agent import CONTROL
 from vfiomgr.snapshot.session import Session, pass_session, session_of
+from vfiomgr.users.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

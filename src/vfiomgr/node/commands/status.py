@@ -11,14 +11,14 @@ from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.snapshot.node_agent import CONTROL, read_status
-from vfiomgr.snapshot.node_agent import release as release_device
 from vfiomgr.snapshot.session import Session, pass_session, session_of
+from vfiomgr.users.node_agent import CONTROL, read_status
+from vfiomgr.users.node_agent import release as release_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+    from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
 

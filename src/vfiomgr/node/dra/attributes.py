@@ -43,7 +43,7 @@ def unit_attributes(host: HostSnapshot, unit: NodeUnit) -> dict[str, AttributeVa
         "iommuGroup": unit.group,
         "viable": None if unit.group is None else host.is_viable(unit.group),
     }
-    vgpu = host.vgpu(unit.id)
+    vgpu = host.vgpus.named(unit.id)
     family = _FAMILIES.get(unit.kind, FUNCTION) if vgpu is None else vgpu.family
     device = host.device_named(str(unit.addresses[0])) if unit.addresses else None
     if unit.kind == "mdev":
@@ -84,8 +84,8 @@ def unit_memory(host: HostSnapshot, unit: NodeUnit) -> dict[str, int]:
         known = None if device is None else memory_of(host, device)
         size = known.mib * MIB if known is not None and known.is_certain else None
     else:
-        vgpu = host.vgpu(unit.id)
-        kinds = host.types_of_gpu(str(unit.parent or (vgpu.parent if vgpu else "")))
+        vgpu = host.vgpus.named(unit.id)
+        kinds = host.vgpus.types_of(str(unit.parent or (vgpu.parent if vgpu else "")))
         wanted = vgpu.type if vgpu else ""
         kind = next((k for k in kinds if k.id == wanted), describe_type(wanted, unit.type or None))
         size = None if kind.framebuffer is None else kind.framebuffer * MIB

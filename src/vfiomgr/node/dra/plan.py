@@ -103,7 +103,7 @@ def _function_name(address: str) -> str:
 
 def _gpu_of(host: HostSnapshot, unit: NodeUnit, carriers: Mapping[str, str]) -> str:
     """The GPU of a vGPU, or the GPU that is passed through; empty for other units."""
-    vgpu = host.vgpu(unit.id)
+    vgpu = host.vgpus.named(unit.id)
     names = [str(unit.parent), *map(str, unit.addresses), *([vgpu.parent] if vgpu else [])]
     return next((carriers[name] for name in names if name in carriers), "")
 

@@ -179,7 +179,7 @@ class Vgpus:
 
         """
         seen = self._host.scan(with_users=True)
-        vgpu = seen.vgpu(made.name)
+        vgpu = seen.vgpus.named(made.name)
         if vgpu is None:
             return True
         if self._is_owners(seen, vgpu, made):
@@ -191,13 +191,13 @@ class Vgpus:
         """Whether a vGPU exists; one of an interrupted run is removed."""
         if self._cut_off(made):
             self._remove(made)
-        vgpu = self._host.scan_devices().vgpu(made.name)
+        vgpu = self._host.scan_devices().vgpus.named(made.name)
         return vgpu is not None and vgpu.type == made.type
 
     def _is_owners(self, seen: HostSnapshot, vgpu: Vgpu, made: Made) -> bool:
         if vgpu.type != made.type:
             return False
-        return vgpu.uuid is not None or seen.is_own(vgpu) or bool(self._cut_off(made))
+        return vgpu.uuid is not None or seen.vgpus.is_own(vgpu) or bool(self._cut_off(made))
 
     def _cut_off(self, made: Made) -> list[CutOff]:
         """The interrupted runs that concern a vGPU."""

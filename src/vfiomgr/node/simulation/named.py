@@ -81,7 +81,7 @@ def read_cluster(
 
 def _unknown(host: HostSnapshot) -> Iterator[str]:
     yield from iommu_unread(host)
-    if host.users is None:
+    if host.users.processes is None:
         yield "which devices are in use: the snapshot was made without root"
 
 

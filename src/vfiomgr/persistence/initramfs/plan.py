@@ -45,7 +45,7 @@ def initramfs_part(
     host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
 ) -> Part:
     """Plan the hook if the initramfs includes a driver, and the rebuild if rules change."""
-    image = host.initramfs
+    image = host.files.initramfs
     if image is None:
         return Part()
     hook = HOOKS.get(image.tool)
@@ -70,7 +70,7 @@ def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it fo
     rebuild: bool,
     is_changed: bool,
 ) -> Part:
-    had_hook = host.file(hook) is not None
+    had_hook = host.files.text(hook) is not None
     needed = bool(wanted) and (had_hook or any(_is_brought(host, b) for b in wanted.values()))
     if not (needed or had_hook):
         return Part()
@@ -145,7 +145,7 @@ def _of_unknown(image: Initramfs, brought: Sequence[PersistedBinding]) -> str:
 
 def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
     """Whether the initramfs includes the function's host driver or its VFIO driver."""
-    image = host.initramfs
+    image = host.files.initramfs
     return image is not None and (
         image.brings(_host_module(host, binding), binding.device.class_code)
         or binding.module in image.modules

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session
-    from vfiomgr.snapshot.values import DeviceUser
+    from vfiomgr.users.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 _HEADINGS = (
@@ -36,7 +36,7 @@ def list_active(session: Session) -> None:
     functions = function_vgpus(host)
     devices = tuple(filter(None, (_function(host, vgpu) for vgpu in functions)))
     host = session.with_vgpu_users(host, devices)
-    vgpus = (*host.vgpus, *functions)
+    vgpus = (*host.vgpus.active, *functions)
     if session.format != "table":
         items = [_item(host, vgpu) for vgpu in vgpus]
         print_document("VgpuList", {"items": items}, session.format)
@@ -44,7 +44,7 @@ def list_active(session: Session) -> None:
         print_table(_HEADINGS, [_row(host, vgpu) for vgpu in vgpus])
     else:
         note("no active vGPUs")
-    if host.users is None and vgpus:
+    if host.users.processes is None and vgpus:
         note(unknown_users("USED BY", is_live=session.is_live))
 
 
@@ -65,7 +65,7 @@ def show_active(session: Session, host: HostSnapshot, vgpu: Vgpu) -> None:
 
 def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
     """The processes that use a vGPU, without duplicates; None if unknown."""
-    if host.users is None:
+    if host.users.processes is None:
         return None
     found = {user.pid: user for user in _holders(host, vgpu)}
     return [
@@ -93,7 +93,7 @@ def _function(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
 
 def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
     """The definitions of a vGPU: type, start and file."""
-    for mdev in host.vgpu_definitions:
+    for mdev in host.defined.vgpus:
         if (mdev.uuid, mdev.parent) == (vgpu.uuid, vgpu.parent):
             yield mdev.type_id, mdev.start, mdev.path
     for gpu in host.defined.gpus:
@@ -108,7 +108,7 @@ def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
     return {
         "name": vgpu.name,
         **facts,
-        "made_by_vfiomgr": host.is_own(vgpu),
+        "made_by_vfiomgr": host.vgpus.is_own(vgpu),
         "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
         **_share(host, vgpu),
         "pod": host.pod_of(vgpu),
@@ -136,6 +136,6 @@ def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
         or_dash(vgpu.iommu_group),
         or_dash(vgpu.driver),
         or_dash(start) if kind in (None, vgpu.type) else f"as {kind}",
-        "vfiomgr" if host.is_own(vgpu) else "-",
+        "vfiomgr" if host.vgpus.is_own(vgpu) else "-",
         _used_by(host, vgpu),
     )

@@ -112,7 +112,7 @@ def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
 
 def _tell_of_lost(host: HostSnapshot) -> None:
     """Report unusable virtual functions, and how to restore them."""
-    wedged = {one.name: one.why for one in host.wedged}
+    wedged = {one.name: one.why for one in host.vgpus.wedged}
     for gpu in gpus(host):
         known = lost_functions(host, gpu.parents)
         reasons = {p.name: known.get(p.name) or wedged.get(p.name) for p in gpu.parents}

@@ -212,7 +212,7 @@ DRIVER = "nvidia"
 
 def makes_by_program(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether NVIDIA's sriov-manage creates the virtual functions of a device."""
-    return device.driver == DRIVER and host.has_sriov_manage
+    return device.driver == DRIVER and host.vgpus.has_sriov_manage
 
 
 def persistence_before(host: HostSnapshot, device: PciDevice) -> Iterator[SetPersistence]:
@@ -221,7 +221,7 @@ def persistence_before(host: HostSnapshot, device: PciDevice) -> Iterator[SetPer
     The step changes nothing when performed. Its undo runs after sriov-manage and turns the mode off
     before anything unbinds the GPU.
     """
-    if host.in_persistence_mode(device.address) is False:
+    if host.users.in_persistence_mode(device.address) is False:
         yield SetPersistence(device.identity, before=False, after=False)
 
 
@@ -236,7 +236,7 @@ def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[Cha
                 is_on[step.device.address] = step.after
             case ChangeDriver() if step.after.driver != DRIVER:
                 address = step.device.address
-                if is_on.get(address, host.in_persistence_mode(address)):
+                if is_on.get(address, host.users.in_persistence_mode(address)):
                     yield step
                 is_on[address] = False
 
@@ -273,7 +273,7 @@ def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
         return False
     names = set(map(str, device.virtual_functions))
     functions = filter(None, map(host.device_named, names))
-    is_free = host.parent_names.isdisjoint(names)
+    is_free = host.vgpus.parent_names.isdisjoint(names)
     return is_free and all(function.driver != DRIVER for function in functions)
 
 

@@ -31,7 +31,7 @@ def impossible(
     host: HostSnapshot, device: PciDevice, share: VfQuota, *, is_physical: bool = False
 ) -> Iterator[Diagnostic]:
     """Refuse quotas that the driver does not support in any state of the functions."""
-    known = host.quotas_of(device)
+    known = host.vgpus.quotas_of(device)
     if device.driver == GIM:
         yield fixed_at_load(device, "divides memory and time")
     elif known is None:
@@ -227,7 +227,7 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
 
 def _divided(host: HostSnapshot) -> Iterator[PciDevice]:
     """GPUs whose virtual functions are vGPUs themselves."""
-    known = {quotas.gpu for quotas in host.quotas}
+    known = {quotas.gpu for quotas in host.vgpus.quotas}
     for device in host.devices:
         if device.sriov_totalvfs and (str(device.address) in known or device.driver == GIM):
             yield device
@@ -239,14 +239,14 @@ def _quotas_in_words(host: HostSnapshot, device: PciDevice) -> str | None:
 
 
 def _has_memory(host: HostSnapshot, gpu: PciDevice) -> bool:
-    known = host.quotas_of(gpu)
+    known = host.vgpus.quotas_of(gpu)
     return known is not None and known.has("memory")
 
 
 def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tuple[Gpu, Capacity]:
     """The remaining capacity of a GPU, and the memory of its functions if it is equal."""
     name, total, made = str(device.address), device.sriov_totalvfs or 0, device.sriov_numvfs or 0
-    quotas = host.quotas_of(device)
+    quotas = host.vgpus.quotas_of(device)
     functions = quotas.virtual[:made] if quotas is not None else ()
     sizes = {function.memory for function in functions}
     size = sizes.pop() if len(sizes) == 1 else None

@@ -209,7 +209,7 @@ def test_a_kernel_without_variant_drivers_is_known_to_have_none() -> None:
 
 def test_vgpus() -> None:
     seen = vgpu_host(2)
-    (vgpu,) = (one for one in seen.vgpus if one.name == UUID)
+    (vgpu,) = (one for one in seen.vgpus.active if one.name == UUID)
     assert vgpu_migratability(seen, vgpu).is_possible
     old = with_facts(seen, kernel_release="5.15.0-91-generic")
     assert vgpu_migratability(old, vgpu).is_possible is False
@@ -242,7 +242,7 @@ def test_what_its_host_prevents() -> None:
     ]
     assert rules(report(xml(NVME, ports=""), seen)) == ["migration-disk"]
     sample = vgpu_host(2)
-    unknown = with_facts(sample, vgpus=tuple(replace(v, driver="new") for v in sample.vgpus))
+    unknown = with_facts(sample, vgpus=tuple(replace(v, driver="new") for v in sample.vgpus.active))
     assert rules(report(ONE_VGPU, unknown)) == ["migration-unknown"]
 
 

@@ -34,8 +34,8 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.units import Version
+from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:
@@ -66,25 +66,25 @@ def vgpu_host(
     """The host with the mediated device in one state or another."""
     plain = host()
     kind = describe_type("nvidia-558", "NVIDIA A40-2Q", None, api)
-    parents = (replace(plain.vgpu_parents[0], types=(kind,)), plain.vgpu_parents[1])
+    parents = (replace(plain.vgpus.parents[0], types=(kind,)), plain.vgpus.parents[1])
     return with_facts(
         plain,
         vgpu_parents=parents,
-        vgpus=plain.vgpus if is_active else plain.vgpus[1:],
+        vgpus=plain.vgpus.active if is_active else plain.vgpus.active[1:],
         definitions=DEFINITION if is_defined else DefinitionFacts(),
     )
 
 
 def untyped() -> HostSnapshot:
     plain = host()
-    return with_facts(plain, vgpus=plain.vgpus[:1])
+    return with_facts(plain, vgpus=plain.vgpus.active[:1])
 
 
 def function_of_vgpus(*, carries: bool) -> HostSnapshot:
     """With a virtual function whose driver makes mediated devices of it, or of which it has."""
     virtual = function(MDEV_VF, driver="nvidia", physical_function=PciAddress(0, 0x42, 0, 0))
     plain = host(virtual)
-    return plain if carries else with_facts(plain, vgpus=plain.vgpus[1:])
+    return plain if carries else with_facts(plain, vgpus=plain.vgpus.active[1:])
 
 
 def switched(*, taken: int) -> HostSnapshot:

@@ -41,8 +41,8 @@ from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.units import Version
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -84,7 +84,7 @@ def test_a_claim_decides_the_size() -> None:
 def test_types_of_the_same_size_share_a_gpu() -> None:
     types = (a40_type(24), a40_type(24, "C"), a40_type(12))
     host = add_divided_gpu(host_of(), 1, (types[0],), types=types)
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     own = {vgpu.name: (POOL, f"{PREFIX}-24q-0")}
     pool = only(pools(host, found(), NODE, allocated=claimed("24q-0"), created=own))
     assert {device.name for device in pool.devices} == {
@@ -95,7 +95,7 @@ def test_types_of_the_same_size_share_a_gpu() -> None:
 
 def test_a_vgpu_of_somebody_else_decides_the_size_and_takes_room() -> None:
     host = vgpu_host((a40_type(16),))
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     pool = only(pools(host, found(mdev(vgpu.name)), NODE))
     assert [device.name for device in pool.devices] == [
         f"vgpu-{vgpu.name}",
@@ -109,7 +109,7 @@ def test_a_vgpu_of_somebody_else_decides_the_size_and_takes_room() -> None:
 def test_a_full_gpu_whose_driver_tells_no_names_keeps_its_devices(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=4)
     pool, prefix = f"{NODE}/gpu-0000-21-00-0", "gpu-0000-21-00-0-l40s"
-    types = {t.short_name: t.id for p in Host(kernel).scan().vgpu_parents for t in p.types}
+    types = {t.short_name: t.id for p in Host(kernel).scan().vgpus.parents for t in p.types}
     allocated: set[tuple[str, str]] = set()
     created: dict[str, tuple[str, str]] = {}
     for name in ("24Q", "24A"):
@@ -119,14 +119,14 @@ def test_a_full_gpu_whose_driver_tells_no_names_keeps_its_devices(tmp_path: Path
         assert made.unit is not None
         created[made.unit.id] = device
     host = Host(kernel).scan()
-    assert not any(parent.types for parent in host.vgpu_parents)
+    assert not any(parent.types for parent in host.vgpus.parents)
     whole = pools(host, found(), NODE, allocated=frozenset(allocated), created=created)
     assert names(whole) == {pool: sorted(name for _, name in allocated)[::-1]}
 
 
 def test_a_created_vgpu_is_neither_published_nor_counted_twice() -> None:
     host = vgpu_host((a40_type(16),))
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     own = {vgpu.name: (POOL, f"{PREFIX}-16q-1")}
     before = only(pools(vgpu_host(()), found(), NODE, allocated=claimed("16q-1")))
     after = only(pools(host, found(mdev(vgpu.name)), NODE, allocated=claimed("16q-1"), created=own))
@@ -136,7 +136,7 @@ def test_a_created_vgpu_is_neither_published_nor_counted_twice() -> None:
 
 def test_a_created_vgpu_that_outlives_its_claim_takes_room() -> None:
     host = vgpu_host((a40_type(16),))
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     own = {vgpu.name: (POOL, f"{PREFIX}-16q-1")}
     pool = only(pools(host, found(mdev(vgpu.name)), NODE, created=own))
     assert [device.name for device in pool.devices] == [f"{PREFIX}-16q-0", f"{PREFIX}-16q-1"]
@@ -145,7 +145,7 @@ def test_a_created_vgpu_that_outlives_its_claim_takes_room() -> None:
 
 def test_a_vgpu_of_another_type_than_its_device_takes_room() -> None:
     host = mixed(vgpu_host((a40_type(24),)))
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     own = {vgpu.name: (POOL, f"{PREFIX}-16q-1")}
     pool = only(pools(host, found(), NODE, allocated=claimed("16q-1"), created=own))
     assert total(pool) == {"functions": 31, "memory": 24 * GIB}
@@ -167,7 +167,7 @@ def test_in_heterogeneous_mode_sizes_are_added_up() -> None:
 
 def test_functions_that_lost_their_driver_are_not_counted() -> None:
     host = vgpu_host((), functions=4)
-    gone = host.vgpu_parents[0].name
+    gone = host.vgpus.parents[0].name
     devices = tuple(replace(d, driver=None) if str(d.address) == gone else d for d in host.devices)
     pool = only(pools(with_facts(host, devices=devices), found(), NODE))
     assert total(pool)["functions"] == 3
@@ -175,7 +175,7 @@ def test_functions_that_lost_their_driver_are_not_counted() -> None:
 
 def test_the_function_of_a_created_vgpu_is_counted_even_if_it_lost_its_driver() -> None:
     host = vgpu_host((a40_type(16),), functions=4)
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     devices = tuple(
         replace(d, driver=None) if str(d.address) == vgpu.parent else d for d in host.devices
     )
@@ -188,7 +188,7 @@ def test_the_function_of_a_created_vgpu_is_counted_even_if_it_lost_its_driver() 
 
 def test_a_second_vgpu_of_the_same_device_takes_room() -> None:
     host = vgpu_host((a40_type(16), a40_type(16)))
-    own = {vgpu.name: (POOL, f"{PREFIX}-16q-0") for vgpu in host.vgpus}
+    own = {vgpu.name: (POOL, f"{PREFIX}-16q-0") for vgpu in host.vgpus.active}
     pool = only(pools(host, found(), NODE, allocated=claimed("16q-0"), created=own))
     assert total(pool) == {"functions": 31, "memory": 32 * GIB}
 
@@ -207,7 +207,7 @@ def test_types_for_gpu_instances_are_not_offered_without_mig() -> None:
     assert names(pools(host, found(), NODE)) == {POOL: [f"{PREFIX}-4q-0"]}
     unknown = with_facts(host, gpu_modes=(replace(MIXED, mig=True, heterogeneous=None),))
     assert pools(unknown, found(), NODE) == (), "its GPU instances are not known"
-    active = with_facts(host, vgpus=(instance(host.vgpu_parents[0].name, kind, 1),))
+    active = with_facts(host, vgpus=(instance(host.vgpus.parents[0].name, kind, 1),))
     assert pools(active, found(), NODE) == (), "it is in MIG mode"
 
 
@@ -301,10 +301,10 @@ class Machine:
         host = mixed(host) if self.is_mixed else host
         own = {
             vgpu.name: claim
-            for vgpu, claim in zip(host.vgpus[len(self.foreign) :], made, strict=True)
+            for vgpu, claim in zip(host.vgpus.active[len(self.foreign) :], made, strict=True)
         }
         entire = replace(unit(GPU), addresses=(PciAddress.parse(GPU),))
-        units = found(entire, *(mdev(vgpu.name) for vgpu in host.vgpus))
+        units = found(entire, *(mdev(vgpu.name) for vgpu in host.vgpus.active))
         self.published = pools(host, units, NODE, allocated=self.allocated, created=own)
 
     @staticmethod

@@ -58,7 +58,7 @@ def a100(there: GpuPartition | None = None, made: Mapping[int, int] | None = Non
     profiles = {one.id: one.profile for one in known.instances}
     vgpus = tuple(
         replace(
-            vgpu_on(host.vgpu_parents[place].name, kind_of(profiles[number]), place),
+            vgpu_on(host.vgpus.parents[place].name, kind_of(profiles[number]), place),
             gpu_instance=number,
         )
         for place, number in enumerate(made or {})
@@ -157,7 +157,7 @@ def test_an_instance_of_a_process_of_the_host_is_not_offered() -> None:
 def test_the_slices_of_a_created_vgpu_are_those_of_its_instance() -> None:
     there = partition(instance("1g.5gb", 2, 9))
     host = a100(there, {9: 19})
-    (vgpu,) = host.vgpus
+    (vgpu,) = host.vgpus.active
     pool = published(host, ["1-5c-6"], {vgpu.name: "1-5c-6"})
     assert free_slices(pool) == set(range(8)) - {2}
     assert numbers(pool, "1-5c") == [6, 5, 4, 3, 1, 0]
@@ -166,7 +166,7 @@ def test_the_slices_of_a_created_vgpu_are_those_of_its_instance() -> None:
 def test_a_created_vgpu_whose_instance_is_not_reported_has_one_of_its_profile() -> None:
     there = partition(instance("1g.5gb", 2, 9))
     host = a100(there, {9: 19})
-    vgpu = replace(host.vgpus[0], gpu_instance=None)
+    vgpu = replace(host.vgpus.active[0], gpu_instance=None)
     pool = published(with_facts(host, vgpus=(vgpu,)), ["1-5c-6"], {vgpu.name: "1-5c-6"})
     assert free_slices(pool) == set(range(8)) - {2}
 
@@ -180,7 +180,7 @@ def test_a_vgpu_of_somebody_else_takes_its_slices_and_a_function() -> None:
 
 def test_nothing_is_offered_where_a_vgpu_cannot_be_placed() -> None:
     host = a100(partition(instance("3g.20gb", 4, 9)), {9: 9})
-    vgpu = replace(host.vgpus[0], gpu_instance=5)
+    vgpu = replace(host.vgpus.active[0], gpu_instance=5)
     assert pools(with_facts(host, vgpus=(vgpu,)), found(), NODE) == ()
     known = published(with_facts(host, vgpus=(vgpu,)), ["1-5c-0"])
     assert [device.name for device in known.devices] == [f"{PREFIX}-1-5c-0"]
@@ -217,7 +217,7 @@ def test_what_is_scheduled_has_room_as_the_driver_places_it(data: st.DataObject)
     there, made = partition(), dict[str, int]()
     for number in range(1, 9):
         host = a100(there, dict.fromkeys(made.values(), 0))
-        own = dict(zip((vgpu.name for vgpu in host.vgpus), made, strict=True))
+        own = dict(zip((vgpu.name for vgpu in host.vgpus.active), made, strict=True))
         claims: Allocated = frozenset((POOL, name) for name in made)
         created = {vgpu: (POOL, name) for vgpu, name in own.items()}
         (pool,) = pools(host, found(), NODE, allocated=claims, created=created)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.routing import (
+from vfiomgr.users.routing import (
     Routing,
     add_address,
     add_route,
@@ -121,7 +121,7 @@ def test_a_kernel_that_keeps_its_lock_keeps_nobody_waiting(
         can_hang = True
 
     monkeypatch.setattr(bounded, "DEADLINE", 0.3)
-    monkeypatch.setattr("vfiomgr.snapshot.routing.read_routing", lambda: time.sleep(3600))
+    monkeypatch.setattr("vfiomgr.users.routing.read_routing", lambda: time.sleep(3600))
     assert ask_routing(Hanging(tmp_path)) is None
 
 

@@ -13,15 +13,15 @@ from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot import uses
-from vfiomgr.snapshot.routing import FarLink, Routing, read_far_links
-from vfiomgr.snapshot.uses import read_network_uses
+from vfiomgr.users import uses
+from vfiomgr.users.routing import FarLink, Routing, read_far_links
+from vfiomgr.users.uses import read_network_uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from vfiomgr.snapshot.values import HostUse
+    from vfiomgr.users.model import HostUse
 
 FUNCTION = "sys/devices/pci0000:00/0000:05:00.0"
 NIC = f"{FUNCTION}/net/eth0"
@@ -198,7 +198,7 @@ def test_a_kernel_that_lists_no_interfaces_is_waited_for_once(
         yield ""
 
     monkeypatch.setattr(bounded, "DEADLINE", 0.1)
-    monkeypatch.setattr("vfiomgr.snapshot.routing._links_at", hang)
+    monkeypatch.setattr("vfiomgr.users.routing._links_at", hang)
     numbers = range(1, 60)
     tree_of(tmp_path, "\n".join(f"proc/{pid}/ns/net -> net:[{pid}]" for pid in numbers))
     links, unread = read_far_links(Machine(tmp_path))
@@ -218,7 +218,7 @@ def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(
         found.routes[2] = ["default in table 100"]
         return found
 
-    monkeypatch.setattr("vfiomgr.snapshot.routing.read_routing", answer)
+    monkeypatch.setattr("vfiomgr.users.routing.read_routing", answer)
     own = "proc/self/ns/net -> net:[1]\nproc/1/ns/net -> net:[{}]\n"
     tcp = r"proc/1/net/tcp: sl\n0: 050200C0:0016 010200C0:D431 01 0\n1: 050200C0:0016 0 06 0"
     tree_of(tmp_path, INTERFACE + own.format(1) + tcp)

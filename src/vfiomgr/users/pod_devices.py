@@ -11,20 +11,20 @@ from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import IOMMU_GROUPS, VFIO_NODES, HostPath
 from vfiomgr.pci.model import PciAddress, is_address, pci_device
-from vfiomgr.snapshot.node_agent import (
+from vfiomgr.users.node_agent import (
     DeviceStatus,
     NodeStatus,
     ResourceStatus,
     find_status,
     is_pod,
 )
-from vfiomgr.snapshot.unknown import UnknownUsers
+from vfiomgr.users.unknown import UnknownUsers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.unknown import Report
 
 _PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
 RECORD = _PLUGINS / "kubelet_internal_checkpoint"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from vfiomgr.host import bounded
-from vfiomgr.snapshot.disks import PROC
+from vfiomgr.users.disks import PROC
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

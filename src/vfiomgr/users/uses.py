@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.pci.model import pci_device
-from vfiomgr.snapshot.disks import (
+from vfiomgr.units import counted
+from vfiomgr.users.disks import (
     NETWORK,
     PROC,
     functions_below,
@@ -20,10 +21,9 @@ from vfiomgr.snapshot.disks import (
     read_disk_uses,
     unread_tables,
 )
-from vfiomgr.snapshot.routing import FarLink, ask_routing, read_far_links
-from vfiomgr.snapshot.unknown import UnknownUsers, warn
-from vfiomgr.snapshot.values import HostUse
-from vfiomgr.units import counted
+from vfiomgr.users.model import HostUse
+from vfiomgr.users.routing import FarLink, ask_routing, read_far_links
+from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.facet import UserFacts
+    from vfiomgr.users.unknown import Report
 
 
 if TYPE_CHECKING:
@@ -341,18 +341,16 @@ def read_all_uses(
     return (*disks, *claims, *read_network_uses(tree, devices, report))
 
 
-def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    """A scanned host with the present uses of its functions.
+def with_present_uses(users: UserFacts, tree: HostTree, devices: Sequence[PciDevice]) -> UserFacts:
+    """The users of devices that were found before, with the present uses by the host.
 
     Persistence mode, which requires a program, is kept as found before.
     """
-    unknown = [
-        each for each in host.unknown_users if each.kind in ("pods", "processes", "open-files")
-    ]
+    unknown = [each for each in users.unknown if each.kind in ("pods", "processes", "open-files")]
     found = None
-    if host.host_uses is not None:
-        found = read_all_uses(tree, host.devices, unknown.append)
+    if users.host_uses is not None:
+        found = read_all_uses(tree, devices, unknown.append)
     if found is None:
-        return host
-    kept = (use for use in host.host_uses or () if use.kind == "persistence-mode")
-    return replace(host, host_uses=(*found, *kept), unknown_users=tuple(unknown))
+        return users
+    kept = (use for use in users.host_uses or () if use.kind == "persistence-mode")
+    return replace(users, host_uses=(*found, *kept), unknown=tuple(unknown))

@@ -17,14 +17,14 @@ from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.model import is_address
-from vfiomgr.snapshot.unknown import UnknownUsers, warn
+from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.unknown import Report
 
 CONTROL = RUNTIME / "node.sock"
 """The agent's own socket; its path is fixed, since other commands find the agent by it."""

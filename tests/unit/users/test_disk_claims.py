@@ -13,8 +13,8 @@ from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot import disks
-from vfiomgr.snapshot.disks import node_of, read_claims
+from vfiomgr.users import disks
+from vfiomgr.users.disks import node_of, read_claims
 
 if TYPE_CHECKING:
     from pathlib import Path

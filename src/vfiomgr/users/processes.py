@@ -16,9 +16,9 @@ from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.disks import functions_below, remote_places
-from vfiomgr.snapshot.unknown import UnknownUsers, warn
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.disks import functions_below, remote_places
+from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.unknown import Report
 
     Disks = Mapping[str, tuple[PciAddress, ...]]
 

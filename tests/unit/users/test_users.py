@@ -13,13 +13,13 @@ from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.users import read_holders, read_holders_by_name, read_users
+from vfiomgr.users.processes import read_holders, read_holders_by_name, read_users
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.paths import HostPath
-    from vfiomgr.snapshot.unknown import UnknownUsers
+    from vfiomgr.users.unknown import UnknownUsers
 
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
 MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"
@@ -495,7 +495,7 @@ def test_a_process_that_hides_its_files_makes_all_unknown(
     def deny(_path: str) -> list[str]:
         raise PermissionError
 
-    monkeypatch.setattr("vfiomgr.snapshot.users.os.listdir", deny)
+    monkeypatch.setattr("vfiomgr.users.processes.os.listdir", deny)
     monkeypatch.setattr(type(tree), "children", lambda _self, path: ["77"] * (path == "/proc"))
     assert read_users(tree) is None
     assert read_holders(tree, {"/dev/vfio/12"}) is None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.host_files import tree_of
-from vfiomgr.snapshot.uses import read_all_uses, read_host_uses
+from vfiomgr.users.uses import read_all_uses, read_host_uses
 
 if TYPE_CHECKING:
     from pathlib import Path

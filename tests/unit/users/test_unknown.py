@@ -15,14 +15,14 @@ from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.disks import read_disk_uses, read_mounts
-from vfiomgr.snapshot.users import _UNNAMED, _is_unclear, read_holders, read_users
-from vfiomgr.snapshot.uses import read_network_uses
+from vfiomgr.users.disks import read_disk_uses, read_mounts
+from vfiomgr.users.processes import _UNNAMED, _is_unclear, read_holders, read_users
+from vfiomgr.users.uses import read_network_uses
 from vfiomgr.vgpu.facts import persistence_uses
 
 if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
-    from vfiomgr.snapshot.unknown import UnknownUsers
+    from vfiomgr.users.unknown import UnknownUsers
 
 DISK = """
     sys/devices/pci0000:00/0000:03:00.0/block/sda/dev: 8:0
@@ -193,7 +193,7 @@ def test_a_kernel_that_does_not_answer_may_have_routes(
     class Machine(HostTree):
         is_machine = True
 
-    monkeypatch.setattr("vfiomgr.snapshot.uses.ask_routing", lambda _: None)
+    monkeypatch.setattr("vfiomgr.users.uses.ask_routing", lambda _: None)
     tree_of(tmp_path, "proc/self/ns/net -> net:[1]\nproc/1/ns/net -> net:[1]")
     unknown: list[UnknownUsers] = []
     assert tuple(read_network_uses(Machine(tmp_path), (), unknown.append)) == ()
@@ -266,7 +266,7 @@ def test_users_are_unknown_where_proc_hides_the_processes_of_others(
 ) -> None:
     """As the option hidepid does: /proc/1 is not shown."""
     monkeypatch.setattr(
-        "vfiomgr.snapshot.users._FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino
+        "vfiomgr.users.processes._FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino
     )
     machine = HostTree("/")
     exists = machine.exists

@@ -13,15 +13,15 @@ from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.unknown import UnknownUsers, warn
-from vfiomgr.snapshot.values import HostUse
+from vfiomgr.users.model import HostUse
+from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.unknown import Report
+    from vfiomgr.users.unknown import Report
 
 
 BLOCK = HostPath("/sys/class/block")

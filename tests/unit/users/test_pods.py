@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.users import pod_of
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.processes import pod_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.node_agent import CONTROL, is_running
+from vfiomgr.users.node_agent import CONTROL, is_running
 
 if TYPE_CHECKING:
     from pathlib import Path
