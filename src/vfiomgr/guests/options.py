@@ -39,13 +39,22 @@ def qemu_properties(options: AttachOptions) -> Iterator[QemuProperty]:
         yield QemuProperty("ats", "string", options.ats)
 
 
-def check_one_ramfb(units: Sequence[GuestDevice]) -> None:
-    """Make sure that at most one device has ramfb.
+def check_together(units: Sequence[GuestDevice]) -> None:
+    """Make sure that one device at most has ramfb, and each place in the boot order.
 
     Raises:
         UsageError: several have it.
 
     """
+    by_order: dict[int, str] = {}
+    for unit in units:
+        order = unit.options.boot_order
+        if order is None:
+            continue
+        if order in by_order:
+            message = f"boot order {order} is set for {by_order[order]} and for {unit.name}"
+            raise UsageError(message, "use each number once")
+        by_order[order] = unit.name
     with_ramfb = [unit for unit in units if unit.options.ramfb]
     if len(with_ramfb) > 1:
         message = f"cannot use ramfb for {len(with_ramfb)} devices: a guest can have one"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.options import check_one_ramfb, check_options, check_qemu
+from vfiomgr.guests.options import check_options, check_qemu, check_together
 from vfiomgr.guests.plan import plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
 from vfiomgr.qemu.arguments import arguments_of
@@ -41,7 +41,7 @@ class QemuBackend(Value):
 
         """
         units = units_of(host, request.devices)
-        check_one_ramfb(units)
+        check_together(units)
         for unit in units:
             self._check(unit)
         refuse_if_any(vf_token_diagnostics(host, units, _HOW))

@@ -16,6 +16,7 @@ from vfiomgr.cli.output import (
     say,
 )
 from vfiomgr.cli.reports import exit_status, note_not_checked, say_unknown, summary
+from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import PAGES
 from vfiomgr.qemu.named import (
     ADDRESS_BITS,
@@ -150,7 +151,8 @@ def args(
     Each line is one argument of qemu-system-x86_64 (or -aarch64) with its value: machine, CPU,
     memory, root ports and devices. All functions of a slot become one multifunction device behind
     a root port. Memory is on the NUMA nodes of the devices, and the window for BARs is large
-    enough. Add the arguments of disks, networks and displays; xargs passes all of them to QEMU.
+    enough. Add the arguments of disks, networks and displays; xargs -r passes all of them to
+    QEMU, and starts none after an error.
     Options of a device follow its name: display, ramfb, vga, only, rom=FILE|off, boot-order=N,
     subsystem=VENDOR:DEVICE, vf-token=UUID, ats=on|off. Notes on stderr say how much memory QEMU
     locks and which devices are not bound. --check finds what would prevent the start; exit status
@@ -159,7 +161,7 @@ def args(
     \b
     Examples:
       vfiomgr qemu args 0000:04:00.0 --memory 16G --vcpus 8
-      vfiomgr qemu args 04:00.0 | xargs qemu-system-x86_64 -nodefaults -vnc :1
+      vfiomgr qemu args 04:00.0 | xargs -r qemu-system-x86_64 -nodefaults -vnc :1
       vfiomgr qemu args f715f63c-0d00-4007-9c5a-b07b0c6c05de,display,ramfb
       vfiomgr qemu args 04:00.0,rom=/var/lib/gpu.rom,boot-order=1 --firmware bios
       vfiomgr qemu args 17:00.0 ca:00.0 --memory 256G --vcpus 64 --hugepages 1G
@@ -168,6 +170,7 @@ def args(
       vfiomgr qemu args 04:00.0 --qemu-version 9.2 --iommufd --format json
     """
     session = session_of(context)
+    require_one_output(session, is_check=is_check, readconfig=readconfig)
     if is_check:
         report = check(session, *devices, qemu_version=qemu_version, **options)
         _print_report(session, report)
@@ -181,6 +184,19 @@ def args(
             note(f"add -{argument.option} {argument.value}: -readconfig has no section for it")
     else:
         print_text(command_line(plan.arguments))
+
+
+def require_one_output(session: Session, *, is_check: bool, readconfig: bool) -> None:
+    """Refuse options of which only one would have an effect.
+
+    Raises:
+        UsageError: --readconfig beside --check or --format.
+
+    """
+    other = "--check" if is_check else f"--format {session.format}"
+    if readconfig and (is_check or session.format != "table"):
+        message = f"--readconfig and {other} exclude each other"
+        raise UsageError(message, "use one of them")
 
 
 def _print_report(session: Session, report: Report) -> None:

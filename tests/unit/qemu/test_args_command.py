@@ -104,3 +104,30 @@ def test_a_value_that_qemu_cannot_read_from_a_file_is_refused(
     assert (printed.status, printed.stdout) == (2, "")
     assert f"cannot write romfile={name!r} for -readconfig" in printed.stderr
     assert "remedy: omit --readconfig" in printed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--check", "--readconfig"), "--readconfig and --check exclude each other"),
+        (("--readconfig", "--format", "json"), "--readconfig and --format json exclude"),
+    ],
+)
+def test_options_of_which_one_has_an_effect_are_refused(
+    run: Run, server: tuple[str, str], options: tuple[str, ...], message: str
+) -> None:
+    printed = run(*server, "qemu", "args", GPU, *options)
+    assert (printed.status, printed.stdout) == (2, "")
+    assert message in printed.stderr
+
+
+@pytest.mark.parametrize("command", [("qemu", "args"), ("libvirt", "hostdev")])
+def test_a_place_in_the_boot_order_is_for_one_device(
+    run: Run, server: tuple[str, str], command: tuple[str, str]
+) -> None:
+    devices = [f"{GPU},boot-order=1", f"{FAR},boot-order=1"]
+    if command[0] == "libvirt":
+        devices = ["--boot-order", "1", GPU, FAR]
+    printed = run(*server, *command, *devices)
+    assert (printed.status, printed.stdout) == (2, "")
+    assert f"boot order 1 is set for {GPU} and for {FAR}" in printed.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, bar, gpu, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from tests.unit.libvirt.test_vf_token import MEMBER, OWNER, PF, TOKEN, VF
@@ -16,7 +17,7 @@ from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.model import Vgpu
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
-HOST = replace(
+HOST = with_facts(
     two_sockets(), vgpus=(Vgpu(UUID, "mdev", NEAR, "nvidia-1", "A2-1Q", "nvidia", 40, None, None),)
 )
 

@@ -13,9 +13,9 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.iommufd import OTHER_KERNEL
 from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestAddress
 from vfiomgr.guests.options import (
-    check_one_ramfb,
     check_options,
     check_qemu,
+    check_together,
     depends_on_qemu,
     qemu_properties,
 )
@@ -134,7 +134,7 @@ def check(
 
     """
     known = tuple(units)
-    check_one_ramfb(known)
+    check_together(known)
     for unit in known:
         refuse_if_any(without_groups(unit))
         _check_vendor_function(unit)
