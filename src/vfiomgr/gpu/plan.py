@@ -194,12 +194,14 @@ def _unmixable(
     if mixed:
         yield from unmixable(device, mode)
     if device.sriov_totalvfs and not functions:
+        command = f"vfiomgr vgpu mode {device.address} vgpu"
+        if mixed:
+            command = f"vfiomgr vgpu mode {device.address} vgpu --heterogeneous"
         yield blocker(
             "no-virtual-functions",
             device,
             f"{device} has no virtual functions; it loses this mode when they are created",
-            f"set both: vfiomgr vgpu mode {device.address} vgpu"
-            + (" --heterogeneous" if mixed else ""),
+            f"set both: {command}",
         )
 
 

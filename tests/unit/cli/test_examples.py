@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).parents[3]
 DOCUMENTS = (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md")))
 OF_A_PERSON = {
+    "xargs",
     "sudo",
     "virsh",
     "kubectl",

@@ -118,6 +118,7 @@ LIBVIRT_SCENARIOS = (
         qemu args 02:00.0 --check
         qemu args 02:00.0,managed --qemu-version 9.2
         """,
+        in_json=True,
     ),
     Scenario(
         "libvirt edit",

@@ -1029,7 +1029,7 @@ def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -
             code = (
                 "import sys; from vfiomgr.library import Host; "
                 f"host = Host({node.kernel.root!r}).scan(with_users=True); "
-                "assert len(host.agent.resources[0].devices) == 3; "
+                "assert len(host.users.agent.resources[0].devices) == 3; "
                 "names = {'grpclib', 'google.protobuf', 'prometheus_client'}; "
                 "names |= {'http.client', 'ssl'}; "
                 "print(sorted(names & set(sys.modules)))"
