@@ -88,12 +88,15 @@ def decode(data: bytes) -> Contents:
 
 
 def last_record(tail: bytes) -> dict[str, Any] | None:
-    """The last record of a journal, from its last bytes; None if it is damaged."""
+    """The last record of a journal, from its last bytes; None if it is damaged.
+
+    It may be of another version: an end is one in all of them.
+    """
     lines = [line for line in tail[: tail.rfind(b"\n") + 1].split(b"\n") if line.strip()]
     if not lines:
         return None
     try:
-        return _parse(lines[-1])
+        return _checked(lines[-1])
     except ValueError:
         return None
 
@@ -102,7 +105,21 @@ def _parse(line: bytes) -> dict[str, Any]:
     """One record.
 
     Raises:
-        ValueError: its text was changed, it is not a record, or it is of another version.
+        ValueError: as in `_checked`, or it is of another version.
+
+    """
+    record = _checked(line)
+    if (version := record.get("version")) != VERSION:
+        message = f"is of version {version!r}; this vfiomgr reads version {VERSION}"
+        raise ValueError(message)
+    return record
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """One record of any version.
+
+    Raises:
+        ValueError: its text was changed, or it is not a record.
 
     """
     import json  # noqa: PLC0415 - a host without journals needs none
@@ -119,9 +136,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         message = "is not a record of vfiomgr"
         raise ValueError(message)  # noqa: TRY004 - a wrong text, not a wrong argument
-    if (version := record.get("version")) != VERSION:
-        message = f"is of version {version!r}; this vfiomgr reads version {VERSION}"
-        raise ValueError(message)
     return record
 
 

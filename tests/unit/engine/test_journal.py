@@ -473,8 +473,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "a foreign record": lambda file: file.write_text('{"event": "plan"}\n'),
     "another's end": lambda file: file.write_text('[{"event": "end"}]\n'),
     "of another version": lambda file: file.write_bytes(of_version(2, PLAN)),
-    "ended in another version": lambda file: file.write_bytes(of_version(2, PLAN, ENDED)),
-    "ended without a version": lambda file: file.write_bytes(UNVERSIONED),
+    "without a version": lambda file: file.write_bytes(summed(json.dumps(PLAN).encode()) + b"\n"),
     "a directory": Path.mkdir,
     "a FIFO": os.mkfifo,
     "a link": lambda file: file.symlink_to("/etc/passwd"),
@@ -517,6 +516,21 @@ def test_a_journal_that_cannot_be_read_may_hold_the_state_of_any_device(
     assert kernel.operations == before
     os.rename(directory / name, directory.parent / "looked-at")
     assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [UNVERSIONED, of_version(0, PLAN, ENDED), of_version(2, PLAN, ENDED)],
+    ids=["without a version", "version 0", "version 2"],
+)
+def test_a_journal_that_ended_in_another_version_hinders_nothing(
+    kernel: FakeKernel, directory: Path, text: bytes
+) -> None:
+    (directory / LATER).write_bytes(text)
+    notes: list[str] = []
+    assert api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == []
+    assert api.recover(tree=kernel) == ()
 
 
 def test_a_journal_of_another_user_is_not_carried_out(
