@@ -74,7 +74,7 @@ def defined(embed: Embed, tmp_path: Path) -> Embed:
     """With a domain `win`."""
     file = tmp_path / "win.xml"
     file.write_text(domain("win"))
-    answer = embed.run("define", str(file))
+    answer = embed.run("edit", str(file), "--define")
     assert (answer.returncode, answer.stdout) == (0, "defined: win\n"), answer.stderr
     return embed
 
@@ -90,7 +90,7 @@ def test_driver(tmp_path: Path) -> Iterator[Connection]:
 
 
 def test_a_definition_that_is_there_is_told(defined: Embed, tmp_path: Path) -> None:
-    answer = defined.run("define", str(tmp_path / "win.xml"))
+    answer = defined.run("edit", str(tmp_path / "win.xml"), "--define")
     assert (answer.returncode, answer.stdout) == (0, "win already has this definition\n"), (
         answer.stderr
     )
@@ -101,13 +101,13 @@ def test_xml_without_a_uuid_is_about_the_domain_of_its_name(defined: Embed, tmp_
     file = tmp_path / "win.xml"
     before = defined.xml("win")
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win")))
-    again = defined.run("define", str(file))
+    again = defined.run("edit", str(file), "--define")
     assert (again.returncode, again.stdout) == (0, "win already has this definition\n"), (
         again.stderr
     )
     assert defined.xml("win") == before
     file.write_text(file.read_text().replace(">64<", ">128<"))
-    assert defined.run("define", str(file)).stdout == "defined: win\n"
+    assert defined.run("edit", str(file), "--define").stdout == "defined: win\n"
     assert re.findall(b"<uuid>.*</uuid>", defined.xml("win")) == re.findall(
         b"<uuid>.*</uuid>", before
     )
@@ -118,13 +118,13 @@ def test_interfaces_without_a_mac_address_keep_theirs(embed: Embed, tmp_path: Pa
     first = "<interface type='user'/>"
     other = "<interface type='bridge'><source bridge='br0'/></interface>"
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", first + other)))
-    assert embed.run("define", str(file)).stdout == "defined: win\n"
+    assert embed.run("edit", str(file), "--define").stdout == "defined: win\n"
     before = embed.xml("win")
-    assert embed.run("define", str(file)).stdout == "win already has this definition\n"
+    assert embed.run("edit", str(file), "--define").stdout == "win already has this definition\n"
     assert embed.xml("win") == before
     macs = re.findall(b"<mac address='.*'/>", before)
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", other + first)))
-    assert embed.run("define", str(file)).stdout == "defined: win\n"
+    assert embed.run("edit", str(file), "--define").stdout == "defined: win\n"
     assert re.findall(b"<mac address='.*'/>", embed.xml("win")) == macs[::-1]
 
 
@@ -134,7 +134,7 @@ def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embed, tmp_path: Pa
 
     def forecast(text: str) -> str:
         file.write_text(text)
-        answer = defined.run("define", str(file), "--dry-run")
+        answer = defined.run("edit", str(file), "--define", "--dry-run")
         return answer.stdout or answer.stderr
 
     assert forecast(domain("new")) == f"would define new from {file} at {defined.uri}\n"
@@ -152,7 +152,7 @@ def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embed, tmp_path: Pa
 def test_what_this_libvirt_does_not_know_is_no_definition(embed: Embed, tmp_path: Path) -> None:
     file = tmp_path / "new.xml"
     file.write_text(domain("new", hostdev(GPU, driver=" newer='yes'")))
-    answer = embed.run("define", str(file))
+    answer = embed.run("edit", str(file), "--define")
     assert answer.returncode == InvalidDocument.exit_code
     assert "libvirt's schema rejects" in answer.stderr
     assert "misspelled, misplaced or newer elements" in answer.stderr
@@ -236,7 +236,7 @@ def test_a_plan_shows_xml_and_calls_and_changes_nothing(defined: Embed) -> None:
 def test_what_another_domain_claims_is_refused(defined: Embed, tmp_path: Path) -> None:
     file = tmp_path / "lin.xml"
     file.write_text(domain("lin", hostdev(GPU)))
-    assert defined.run("define", str(file)).returncode == 0
+    assert defined.run("edit", str(file), "--define").returncode == 0
     answer = defined.run("attach", "win", GPU)
     assert answer.returncode == 4
     assert f"{GPU} is claimed by domain lin" in answer.stderr
@@ -331,7 +331,7 @@ def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "win.xml"
     file.write_text(domain("win"))
     with embedded(kernel.root) as embed:
-        assert embed.run("define", str(file)).returncode == 0
+        assert embed.run("edit", str(file), "--define").returncode == 0
         items = embed.json("attach", "win", "05:10.0")["items"]
     assert [item["device"] for item in items] == ["0000:05:10.0"]
     assert "multifunction" not in items[0]["xml"]
@@ -341,7 +341,7 @@ def test_a_virtual_function_needs_no_address_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embed) -> None:
-    answer = defined.hook("enable", "win")
+    answer = defined.hook("install", "win")
     assert answer.stdout == "win: the hook is enabled\n", answer.stderr
     assert (
         "the hook is not installed yet; install it with: vfiomgr libvirt hook install"
@@ -352,12 +352,12 @@ def test_a_domain_asks_for_the_hook_and_no_longer(defined: Embed) -> None:
         "with: vfiomgr libvirt edit"
     ) in answer.stderr
     assert read_guest(defined.xml("win"), "win") is not None
-    assert defined.hook("enable", "win").stdout == "win: the hook is already enabled\n"
-    assert defined.hook("disable", "win", "--dry-run").stdout == (
+    assert defined.hook("install", "win").stdout == "win: the hook is already enabled\n"
+    assert defined.hook("uninstall", "win", "--dry-run").stdout == (
         "win: the hook would be disabled\n"
     )
     assert read_guest(defined.xml("win"), "win") is not None
-    assert defined.hook("disable", "win").stdout == "win: the hook is disabled\n"
+    assert defined.hook("uninstall", "win").stdout == "win: the hook is disabled\n"
     assert read_guest(defined.xml("win"), "win") is None
 
 
@@ -367,7 +367,7 @@ def test_a_domain_that_says_no_to_the_hook_is_disabled_and_can_be_enabled(
     no = f"<metadata><v:devices xmlns:v='{NAMESPACE}' bind='no'/></metadata>"
     file = tmp_path / "win.xml"
     file.write_text(domain("win", rest=no))
-    assert embed.run("define", str(file)).returncode == 0
-    assert embed.hook("disable", "win").stdout == "win: the hook is already disabled\n"
-    assert embed.hook("enable", "win").stdout == "win: the hook is enabled\n"
+    assert embed.run("edit", str(file), "--define").returncode == 0
+    assert embed.hook("uninstall", "win").stdout == "win: the hook is already disabled\n"
+    assert embed.hook("install", "win").stdout == "win: the hook is enabled\n"
     assert read_guest(embed.xml("win"), "win") is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 RECORD = STATE / "runtimes.json"
-_VERSION = "vfiomgr/v1"
+_VERSION = "vfiomgr/v2"
 
 
 class EntryPart(Value):
@@ -108,10 +108,16 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
     if text is None:
         return ()
     try:
-        record = from_jsonable(_Record, parse_json(text))
-        if record.api_version != _VERSION:
-            message = f"api_version is {record.api_version!r}"
-            raise ValueError(message)
+        document = parse_json(text)
+        version = document.get("api_version") if isinstance(document, dict) else None
+        if version is not None and version != _VERSION:
+            message = f"{RECORD} was written by another version of vfiomgr ({version})"
+            hint = (
+                "remove its entries with that version (vfiomgr runtime uninstall NAME), or edit "
+                f"the files that it names and move it away: mv {RECORD} /root/"
+            )
+            raise InvalidDocument(message, hint)
+        record = from_jsonable(_Record, document)
     except (ValueError, RecursionError) as error:
         message = f"{RECORD} is not a valid record of vfiomgr: {error}"
         hint = "restore it from a backup; without it vfiomgr does not know which entries it wrote"
