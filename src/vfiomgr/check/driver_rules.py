@@ -274,7 +274,7 @@ def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> I
     if not is_first:
         update = (
             ", then rebuild the initramfs"
-            if host.files.initramfs is None
+            if host.files.initramfs is None or not host.files.initramfs.is_known
             else " --update-initramfs"
         )
         rule = f"for a rule that applies at boot: {command} --persist{update}"

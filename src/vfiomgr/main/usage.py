@@ -151,7 +151,8 @@ def _name(parameter: click.Parameter | None) -> str:
         return "another argument"
     if isinstance(parameter, click.Option):
         return f"{_longest(parameter)} {parameter.metavar or ''}".rstrip()
-    return (parameter.metavar or parameter.human_readable_name).strip("[].")
+    name = (parameter.metavar or parameter.human_readable_name).removesuffix("...")
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 
 def _longest(parameter: click.Parameter) -> str:

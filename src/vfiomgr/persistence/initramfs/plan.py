@@ -55,10 +55,10 @@ def initramfs_part(
         return Part()
     if image.tool == "rpm-ostree":
         return _tracked(host, wanted, rebuild=rebuild)
+    if not image.is_known:
+        return _unsupported(host, image, wanted)
     brought = [binding for binding in wanted.values() if _is_brought(host, binding)]
-    if not brought:
-        return Part()
-    return Part(notes=(_of_image(brought) if image.is_known else _of_unknown(image, brought),))
+    return Part(notes=(_of_image(brought),)) if brought else Part()
 
 
 def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it found
@@ -134,13 +134,23 @@ def _of_image(brought: Sequence[PersistedBinding]) -> str:
     )
 
 
-def _of_unknown(image: Initramfs, brought: Sequence[PersistedBinding]) -> str:
-    """What to do if vfiomgr does not know what a tool includes."""
-    files = " ".join(rule_file(binding.address) for binding in brought)
-    return (
-        f"cannot tell whether the initramfs includes a host driver: {image.tool} is not supported. "
-        f"If it does, leave the driver out, or add {files}; then rebuild it"
-    )
+def _unsupported(host: HostSnapshot, image: Initramfs, wanted: Bindings) -> Part:
+    """What to do if vfiomgr does not know what a tool includes.
+
+    Hooks for other tools are removed: they name rules that may not exist any more.
+    """
+    hooks = {hook: hook_mode(tool) for tool, hook in HOOKS.items()}
+    steps = [step for hook, mode in hooks.items() for step in replaced(host, hook, None, mode)]
+    if wanted:
+        files = " ".join(rule_file(address) for address in sorted(wanted))
+        note = (
+            "cannot tell whether the initramfs includes a host driver: "
+            f"{image.tool} is not supported. If it does, leave the driver out, or add {files}; "
+            "then rebuild it"
+        )
+    else:
+        note = f"{image.tool} is not supported: rebuild the initramfs if it includes removed rules"
+    return Part(tuple(steps), (note,))
 
 
 def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.persistence.test_plan import BIND, GPU, GRAPHICS, HOOK, RULE, host_with
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.persistence.initramfs.model import (
@@ -127,4 +128,11 @@ def test_a_tool_that_is_not_supported_may_include_every_driver() -> None:
         "cannot tell whether the initramfs includes a host driver: booster is not supported. If "
         f"it does, leave the driver out, or add {RULE.path}; then rebuild it"
     )
-    assert "booster" not in " ".join(plan(host_with(RULE, initramfs=image), FORGET).notes)
+
+
+def test_a_removed_rule_may_be_in_the_image_of_a_tool_that_is_not_supported() -> None:
+    hook = TextFile(HOOKS["mkinitcpio"], "FILES+=()\n")
+    made = plan(host_with(RULE, hook, initramfs=Initramfs("booster")), FORGET)
+    assert ReplaceFile(hook.path, hook.text, None) in made.steps
+    note = "booster is not supported: rebuild the initramfs if it includes removed rules"
+    assert note in made.notes
