@@ -69,7 +69,7 @@ def run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(not _X86, reason="no qemu-system-x86_64")
+@pytest.mark.skipif(not _X86, reason="QEMU is not installed (Debian: qemu-system-x86)")
 @pytest.mark.parametrize("guest", GUESTS)
 def test_a_machine_starts_with_its_ports_and_memory(guest: str) -> None:
     names, changes = GUESTS[guest]
@@ -82,7 +82,7 @@ def test_a_machine_starts_with_its_ports_and_memory(guest: str) -> None:
     assert f"{len(plan.guest.memory.cells)} nodes" in shown
 
 
-@pytest.mark.skipif(not _X86, reason="no qemu-system-x86_64")
+@pytest.mark.skipif(not _X86, reason="QEMU is not installed (Debian: qemu-system-x86)")
 @pytest.mark.parametrize("guest", GUESTS)
 def test_a_configuration_file_starts_the_same_machine(guest: str, tmp_path: Path) -> None:
     names, changes = GUESTS[guest]
@@ -93,7 +93,7 @@ def test_a_configuration_file_starts_the_same_machine(guest: str, tmp_path: Path
     assert tree == run([_X86, *words_of(without_host(plan))])
 
 
-@pytest.mark.skipif(not _X86, reason="no qemu-system-x86_64")
+@pytest.mark.skipif(not _X86, reason="QEMU is not installed (Debian: qemu-system-x86)")
 def test_every_property_of_a_device_is_one_of_its_driver() -> None:
     wanted = (f"{GPU},rom=/a,subsystem=17aa:3aff,boot-order=2", f"{UUID},ramfb")
     plan = planned(*wanted, host=HOST, qemu=Version(7, 2), has_hotplug=False)

@@ -77,7 +77,7 @@ def backend_for(units: Sequence[GuestDevice], qemu: Version | None, support: str
 
 
 def with_iommufd(device: Optioned) -> Optioned:
-    """The device with iommufd; one that the guest does not get has no backend."""
+    """The device with iommufd, unless it is not assigned to the guest."""
     options = device.options
     if options.is_unassigned:
         return device

@@ -71,7 +71,7 @@ class QemuBackend(Value):
 
 
 def _notes(request: GuestRequest, guest: GuestPlan) -> Iterator[str]:
-    """What no argument of QEMU sets, or only one that depends on the system."""
+    """Settings that the printed arguments do not include."""
     if guest.memory.locked_bytes:
         kib = guest.memory.locked_bytes // 1024
         locked = size(guest.memory.locked_bytes)

@@ -133,7 +133,7 @@ def _with_entry(
 
 
 def _lost_default(runtime: InstalledRuntime, request: RuntimeRequest) -> Iterator[str]:
-    """Note that an entry was the default, and is no longer requested to be."""
+    """Note that an entry stops being the default runtime."""
     if not request.set_default and any(
         setting.key in DEFAULTS for setting in runtime.settings_of((request.name,))
     ):

@@ -213,7 +213,7 @@ def _redundant(tree: HostTree, files: Iterable[ChangedFile], texts: Texts) -> Te
 def _staying(
     tree: HostTree, files: Iterable[ChangedFile], changes: Iterable[FileChange]
 ) -> Iterator[str]:
-    """Copies that are no longer needed, but stay because the file has other changes."""
+    """Unneeded backups that stay, because their file has other changes."""
     going = {change.path for change in changes}
     for file in files:
         if file.backup and file.backup not in going and tree.exists(HostPath(file.backup)):
