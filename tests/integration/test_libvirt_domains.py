@@ -13,7 +13,7 @@ from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
 from vfiomgr.libvirt.client.connection import Connection, connect
-from vfiomgr.libvirt.client.error_codes import Code
+from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.commands.hook import read_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import read_domain

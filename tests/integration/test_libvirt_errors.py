@@ -17,7 +17,7 @@ import pytest
 from tests.integration import error_maker
 from tests.integration.embed import AS_USER, WITH_VFIO
 from tests.unit.libvirt import errors_seen
-from vfiomgr.libvirt.client.error_codes import ReportedError
+from vfiomgr.libvirt.client.errors import ReportedError
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 from vfiomgr import importing
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.checks import check_domain, hypervisor
-    from vfiomgr.libvirt.migrations import blocked_reasons, check_migration, migratability
+    from vfiomgr.libvirt.checks import (
+        blocked_reasons,
+        check_domain,
+        check_migration,
+        hypervisor,
+        migratability,
+    )
     from vfiomgr.libvirt.named import domain_xml, hostdev_xml
 
 __all__ = [
@@ -27,12 +32,12 @@ if not TYPE_CHECKING:
     __getattr__ = importing(
         __name__,
         {
-            "blocked_reasons": "migrations",
+            "blocked_reasons": "checks",
             "check_domain": "checks",
-            "check_migration": "migrations",
+            "check_migration": "checks",
             "domain_xml": "named",
             "hostdev_xml": "named",
             "hypervisor": "checks",
-            "migratability": "migrations",
+            "migratability": "checks",
         },
     )

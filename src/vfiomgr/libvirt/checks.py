@@ -1,4 +1,4 @@
-"""Check what would prevent the next start of a domain: `vfiomgr.libvirt.check_domain`."""
+"""Check whether a domain can start or migrate: `check_domain`, `check_migration`, `hypervisor`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import source_of
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
+from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.paths import HostPath
+from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from vfiomgr.libvirt.migration.devices import Migratability
+    from vfiomgr.libvirt.migration.plan import MigrationReport
     from vfiomgr.libvirt.model import Domain, Hypervisor
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.source import HostSource
 
@@ -48,13 +54,15 @@ def check_domain(
         InvalidDocument: the file does not contain a domain.
 
     """
+    (report,) = check_domains(host, [_read(xml)], hypervisor)
+    return report
+
+
+def _read(xml: str | os.PathLike[str]) -> Domain:
     text = os.fspath(xml)
     if text.lstrip().startswith("<"):
-        domain = read_domain(text.encode(), "<xml>")
-    else:
-        domain = read_domain(read_xml(text), source_of(text))
-    (report,) = check_domains(host, [domain], hypervisor)
-    return report
+        return read_domain(text.encode(), "<xml>")
+    return read_domain(read_xml(text), source_of(text))
 
 
 def check_domains(
@@ -79,3 +87,68 @@ def _roms(host: HostSource, domains: Sequence[Domain]) -> dict[str, bool] | None
 def _is_regular(host: HostSource, path: str) -> bool:
     status = host.tree.status(HostPath(path))
     return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def check_migration(
+    host: HostSource,
+    xml: str | os.PathLike[str],
+    to: Mapping[str, HostSource] | None = None,
+    hypervisor: Hypervisor | None = None,
+    *,
+    blocked_reasons: Sequence[str] | None = None,
+) -> MigrationReport:
+    """Check whether a domain can migrate: findings about it, and about each host in `to`.
+
+    `xml` is the domain, or a file that contains it; the names in `to` are used in messages.
+    `blocked_reasons` are those of its QEMU, as the function of that name returns them.
+
+    Raises:
+        UsageError: the file does not exist.
+        InvalidDocument: the file does not contain a domain.
+
+    """
+    return check_domain_migration(host, _read(xml), to or {}, hypervisor, blocked_reasons)
+
+
+def check_domain_migration(
+    host: HostSource,
+    domain: Domain,
+    to: Mapping[str, HostSource],
+    hypervisor: Hypervisor | None,
+    blocked_reasons: Sequence[str] | None = None,
+) -> MigrationReport:
+    """Check a domain that has been read, like `check_migration`."""
+    further = {"with_users": True, "with_readiness": True, "with_guests": True}
+    seen = host.scan(**further, with_programs=True)  # type: ignore[arg-type]
+    targets = {name: other.scan(**further) for name, other in to.items()}  # type: ignore[arg-type]
+    return check(seen, domain, targets, hypervisor, blocked_reasons)
+
+
+def blocked_reasons(
+    domain: str, uri: str = "qemu:///system", *, deadline: float = DEADLINE
+) -> tuple[str, ...]:
+    """Ask QEMU of a running domain why it refuses to migrate (query-migrate, QEMU 6.0).
+
+    libvirt marks the domain as tainted (custom-monitor) until it is shut off.
+
+    Raises:
+        LibvirtFailed: the connection failed, or the domain is off.
+        LibvirtSilent: libvirt did not answer in time.
+
+    """
+    with connect(uri, deadline=deadline) as connection:
+        return connection.blocked_reasons(domain)
+
+
+def migratability(host: HostSource, device: str | PciAddress) -> Migratability:
+    """Whether a function or an active vGPU can migrate, and why not.
+
+    Raises:
+        UnknownDevice: the host has no such device.
+
+    """
+    seen = host.scan(with_users=True, with_guests=True)
+    vgpu = seen.vgpus.named(str(device))
+    if vgpu is not None:
+        return vgpu_migratability(seen, vgpu)
+    return migratability_of(seen, find_device(seen, str(device)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from vfiomgr.libvirt.client import errors as client_errors
-from vfiomgr.libvirt.client.error_codes import ReportedError
+from vfiomgr.libvirt.client.errors import ReportedError
 
 _FILE = Path(__file__).with_suffix(".json")
 VARY = frozenset(
@@ -41,7 +41,7 @@ def of(name: str) -> list[ReportedError]:
 
 def row_of(seen: ReportedError) -> int | None:
     """The number of the first row that matches."""
-    rows = enumerate(client_errors._ROWS)
+    rows = enumerate(client_errors.causes())
     return next((number for number, row in rows if row.match(seen)), None)
 
 

@@ -21,7 +21,8 @@ from vfiomgr.libvirt.attach.named import DeviceChange, attach_all, detach_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.libvirt.client.connection import Connection, Removal
+    from vfiomgr.libvirt.client.connection import Connection
+    from vfiomgr.libvirt.client.domains import Removal
 
 BOTH, LIVE = Scope(live=True, config=True), Scope(live=True, config=False)
 CONFIG = Scope(live=False, config=True)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from tests.unit.conftest import Run
     from vfiomgr.libvirt.attach.claims import Scope
-    from vfiomgr.libvirt.client.connection import Connection, Removal
+    from vfiomgr.libvirt.client.connection import Connection
+    from vfiomgr.libvirt.client.domains import Removal
     from vfiomgr.libvirt.model import KnownDomain
 
 DEVICES = ("0000:41:00.4", "0000:42:00.4", "0000:43:00.4")

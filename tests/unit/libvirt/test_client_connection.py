@@ -14,7 +14,7 @@ from tests.fakes.libvirt_node import node_uri
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, Refusal, UsageError
 from vfiomgr.libvirt.client.binding import library
 from vfiomgr.libvirt.client.connection import Connection, MdevState, NodeMdev, connect, parent_name
-from vfiomgr.libvirt.client.error_codes import Code
+from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.commands.attach import attach
 from vfiomgr.libvirt.commands.connection import complete_domain
 from vfiomgr.libvirt.xml.render import node_mdev

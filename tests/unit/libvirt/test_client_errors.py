@@ -13,8 +13,7 @@ import pytest
 from tests.unit.libvirt import errors_seen
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
 from vfiomgr.libvirt.client import errors as client_errors
-from vfiomgr.libvirt.client.error_codes import Code, ErrorDomain, ReportedError
-from vfiomgr.libvirt.client.errors import explain
+from vfiomgr.libvirt.client.errors import Code, ErrorDomain, ReportedError, explain
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 
@@ -794,13 +793,17 @@ def test_an_error_of_libvirt_names_its_cause_and_remedy(
 
 def test_every_row_is_what_some_text_finds() -> None:
     """So that none is hidden by one above it."""
-    expected = set(range(len(client_errors._ROWS)))
+    expected = set(range(len(client_errors.causes())))
     assert {errors_seen.row_of(seen) for seen, *_ in ROWS} == expected
 
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if client_errors._ROWS[errors_seen.row_of(row[0]) or 0].domains],
+    [
+        row
+        for row in ROWS
+        if client_errors.causes()[errors_seen.row_of(row[0]) or 0].domain is not None
+    ],
     ids=lambda row: row[0].text[-40:],
 )
 def test_an_error_from_another_part_of_libvirt_is_not_taken_for_it(
@@ -857,7 +860,7 @@ NOT_MADE = {
 
 def test_each_row_is_what_a_real_libvirt_said_or_its_source_is_named() -> None:
     seen = {errors_seen.row_of(seen) for of in errors_seen.SEEN.values() for seen in of.values()}
-    rows = client_errors._ROWS
+    rows = client_errors.causes()
     assert {rows[n].message for n in range(len(rows)) if n not in seen} == NOT_MADE.keys()
 
 

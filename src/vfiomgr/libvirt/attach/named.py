@@ -24,7 +24,7 @@ from vfiomgr.errors import (
 )
 from vfiomgr.libvirt.attach.claims import Scope
 from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach, usual_scope
-from vfiomgr.libvirt.client.connection import Removal
+from vfiomgr.libvirt.client.domains import Removal
 from vfiomgr.libvirt.model import KnownDomain
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs

@@ -21,8 +21,7 @@ from msgspec import Struct, field
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.host.installation import remedy_for_libvirt
-from vfiomgr.libvirt.client.error_codes import Code, ReportedError
-from vfiomgr.libvirt.client.errors import LOGS, explain
+from vfiomgr.libvirt.client.errors import LOGS, Code, ReportedError, explain
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def library() -> Any:  # noqa: ANN401
     """Import libvirt-python, and keep it from printing errors itself."""
     with _importing():
         import libvirt  # noqa: PLC0415 - an optional dependency
-    libvirt.registerErrorHandler(_be_silent, None)
+    libvirt.registerErrorHandler(_do_nothing, None)
     return libvirt
 
 
@@ -51,8 +50,8 @@ def _importing() -> Iterator[None]:
         raise HostError(message, remedy_for_libvirt()) from None
 
 
-def _be_silent(_context: object, _error: object) -> None:
-    """Replace libvirt's default handler, which prints on stderr."""
+def _do_nothing(_one: object, _other: object) -> None:
+    """Replace libvirt's default error handler, which prints on stderr; or only wake its loop up."""
 
 
 @contextmanager
@@ -79,10 +78,6 @@ def _register_event_loop() -> None:
     with explaining("the event loop"):
         libvirt.virEventRegisterDefaultImpl()
         libvirt.virEventAddTimeout(_LOOP_TICK, _do_nothing, None)
-
-
-def _do_nothing(_timer: int, _data: object) -> None:
-    """Do nothing: the loop only needs to wake up."""
 
 
 def _loop(stop: threading.Event) -> None:
@@ -138,7 +133,6 @@ def split_uri(uri: str) -> SplitResult:
     return parts
 
 
-_LIBRARY = "libvirt"
 DEADLINE = 30.0
 """Default number of seconds to wait for an answer."""
 _LONG_DEADLINE = 300.0
@@ -209,10 +203,19 @@ class _Conversation:
             elif _LOST in str(answer.error):
                 self._silence = KEEP_ALIVE[0] * (KEEP_ALIVE[1] + 1)
         if self._silence:
-            raise _unanswered(self._uri, self._silence)
+            raise self._unanswered()
         if answer.error is not None:
             raise answer.error
         return self._guarded(answer.value)
+
+    def _unanswered(self) -> LibvirtSilent:
+        host = split_uri(self._uri).hostname
+        look = f"systemctl status libvirtd virtqemud; {LOGS}"
+        where = f"see its state and logs: {look}; guests keep running while it restarts"
+        if host:
+            where = f"check that {host} is up and see its logs: ssh {host} '{look}'"
+        message = f"libvirtd at {self._uri} did not answer within {self._silence:g} s"
+        return LibvirtSilent(message, f"{where}; pass --timeout SECONDS to wait longer")
 
     def _wait_out(self) -> None:
         """Wait for the interrupted call to end, because libvirt answers later calls after it."""
@@ -252,7 +255,7 @@ class _Conversation:
         """Wrap an object of libvirt, so that its methods are calls of this conversation."""
         if isinstance(value, list):
             return [self._guarded(one) for one in value]
-        return _Guarded(value, self) if type(value).__module__ == _LIBRARY else value
+        return _Guarded(value, self) if type(value).__module__ == "libvirt" else value
 
 
 _LOCAL = frozenset({"name", "UUIDString"})
@@ -282,19 +285,6 @@ class _Guarded:
         with _importing():
             from libvirt_qemu import qemuMonitorCommand  # noqa: PLC0415 - an optional dependency
         return self._conversation.ask(partial(qemuMonitorCommand, self.target, command, 0))
-
-
-def _unanswered(uri: str, seconds: float) -> LibvirtSilent:
-    """The error for a libvirt that does not answer."""
-    host = split_uri(uri).hostname
-    look = f"systemctl status libvirtd virtqemud; {LOGS}"
-    where = (
-        f"check that {host} is up and see its logs: ssh {host} '{look}'"
-        if host
-        else f"see its state and logs: {look}; guests keep running while it restarts"
-    )
-    message = f"libvirtd at {uri} did not answer within {seconds:g} s"
-    return LibvirtSilent(message, f"{where}; pass --timeout SECONDS to wait longer")
 
 
 _LACKING = frozenset(

@@ -1,20 +1,16 @@
-"""A connection to libvirt: devices of its domains, and mediated devices (formatnode.html).
+"""A connection to libvirt: its domains, and mediated devices (formatnode.html).
 
-A running guest must release a device that is detached. Errors of libvirt are raised as errors of
-vfiomgr: see `vfiomgr.libvirt.client.errors`.
+Errors of libvirt are raised as errors of vfiomgr: see `vfiomgr.libvirt.client.errors`.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import threading
-import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from vfiomgr.errors import GuestKeepsDevice, LibvirtFailed, UsageError
+from vfiomgr.errors import LibvirtFailed
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.binding import (
     DEADLINE,
@@ -25,135 +21,14 @@ from vfiomgr.libvirt.client.binding import (
     library,
     split_uri,
 )
-from vfiomgr.libvirt.client.define import DefinitionCalls
 from vfiomgr.libvirt.client.domains import DomainCalls
 from vfiomgr.libvirt.model import MDEV_AUTOSTART, MDEV_DEFINITION
-from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.libvirt.attach.claims import Scope
     from vfiomgr.pci.model import PciAddress
-
-
-_TICK = 0.25
-"""Seconds between checks of a domain, in case an event was missed."""
-
-
-class Removal(Value):
-    """The device that a running guest must release, and how many seconds it has."""
-
-    device: str
-    """Its address or its UUID."""
-    deadline: float
-
-
-class DeviceCalls(DomainCalls):
-    """The calls that change the devices of a domain."""
-
-    def attach(self, name: str, element: str, scope: Scope) -> None:
-        """Attach a device to a domain; libvirt applies the entire scope or nothing."""
-        handle = self._lookup(name)
-        with explaining(name):
-            handle.attachDeviceFlags(element, _flags(scope))
-
-    def detach(self, name: str, element: str, scope: Scope, removal: Removal) -> None:
-        """Detach a device from a domain; a running guest must release it.
-
-        Raises:
-            GuestKeepsDevice: the guest refused, or missed the deadline; the definition is changed.
-
-        """
-        handle = self._lookup(name)
-        if not scope.live:
-            with explaining(name):
-                handle.detachDeviceFlags(element, _flags(scope))
-            return
-        with self._removals(handle) as news:
-            alias = self._alias(name, removal.device)
-            with explaining(name):
-                handle.detachDeviceFlags(element, _flags(scope))
-            end = time.monotonic() + removal.deadline
-            while self.has(name, removal.device):
-                if alias in news.refused:
-                    raise _kept(name, removal.device, "refused to release it", scope)
-                left = end - time.monotonic()
-                if left <= 0:
-                    late = f"has not released it within {removal.deadline:g} s"
-                    raise _kept(name, removal.device, late, scope)
-                news.wait(min(_TICK, left))
-
-    def _alias(self, name: str, device: str) -> str | None:
-        found = read_domain(self.domain_xml(name, inactive=False), name).hostdev(device)
-        return found.alias if found else None
-
-    def has(self, name: str, device: str) -> bool:
-        """Whether the running guest has the device; false for a domain that is off."""
-        try:
-            if not self.state(name).is_active:
-                return False
-            running = read_domain(self.domain_xml(name, inactive=False), name)
-        except UsageError:
-            return False
-        return running.hostdev(device) is not None
-
-    @contextmanager
-    def _removals(self, handle: Any) -> Iterator[_Removals]:  # noqa: ANN401
-        libvirt = library()
-        removals = _Removals()
-        register = functools.partial(self._handle.domainEventRegisterAny, handle)
-        with explaining(handle.name()):
-            ids = [
-                register(libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, removals.removed, None),
-                register(libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED, removals.failed, None),
-            ]
-        try:
-            yield removals
-        finally:
-            with explaining(handle.name()):
-                for number in ids:
-                    self._handle.domainEventDeregisterAny(number)
-
-
-class _Removals:
-    """What QEMU reports about devices that a guest must release; filled by the event loop."""
-
-    def __init__(self) -> None:
-        self.refused: set[str] = set()
-        self._news = threading.Event()
-
-    def removed(self, _connection: object, _domain: object, _alias: str, _data: object) -> None:
-        """Handle DEVICE_REMOVED: the domain's XML no longer has the device."""
-        self._news.set()
-
-    def failed(self, _connection: object, _domain: object, alias: str, _data: object) -> None:
-        """Handle DEVICE_REMOVAL_FAILED: the guest refused."""
-        self.refused.add(alias)
-        self._news.set()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for news, or until the time is over."""
-        self._news.wait(seconds)
-        self._news.clear()
-
-
-def _kept(name: str, device: str, what: str, scope: Scope) -> GuestKeepsDevice:
-    rest = "; it is no longer in the definition" if scope.config else ""
-    message = f"cannot detach {device}: guest {name} {what}{rest}"
-    hint = (
-        "the request stays pending: check that the guest's system is up and has unloaded the "
-        "driver, or shut the guest down"
-    )
-    return GuestKeepsDevice(message, hint)
-
-
-def _flags(scope: Scope) -> int:
-    libvirt = library()
-    live: int = libvirt.VIR_DOMAIN_AFFECT_LIVE if scope.live else 0
-    config: int = libvirt.VIR_DOMAIN_AFFECT_CONFIG if scope.config else 0
-    return live | config
 
 
 _PCI = expression(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
@@ -304,7 +179,7 @@ _EMBEDDED = "/embed"
 """The path of a driver inside this process, which needs an event loop (drvqemu.html)."""
 
 
-class Connection(DefinitionCalls, DeviceCalls, MdevCalls):
+class Connection(DomainCalls, MdevCalls):
     """An open connection; created by `connect`."""
 
 

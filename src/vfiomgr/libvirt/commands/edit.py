@@ -27,7 +27,7 @@ from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.build.named import attach_options
-from vfiomgr.libvirt.client.define import DefineForecast
+from vfiomgr.libvirt.client.domains import DefineForecast
 from vfiomgr.libvirt.commands.connection import (
     DEFAULT_URI,
     complete_domain_or_file,

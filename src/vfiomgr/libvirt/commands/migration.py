@@ -16,6 +16,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.reports import counts, exit_status, note_not_checked, strict_option, summary
 from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.checks import blocked_reasons, check_domain_migration
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.commands.connection import (
     complete_domain_or_file,
@@ -24,13 +25,12 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.commands.preflight import asked, is_file, named, read_file, refuse_remote
 from vfiomgr.libvirt.migration.domain_rules import REASONS_QEMU
-from vfiomgr.libvirt.migrations import blocked_reasons, check_domain_migration
 from vfiomgr.snapshot.completion import complete_host_file
 from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+    from vfiomgr.libvirt.migration.plan import MigrationReport, MigrationTarget
     from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.rules.report import Report
 

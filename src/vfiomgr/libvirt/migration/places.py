@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.libvirt.migration.devices import migratability_of
-from vfiomgr.libvirt.migration.report import MigrationPlace
+from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.model import types_called
 
@@ -24,6 +24,26 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
     from vfiomgr.vgpu.model import Vgpu
+
+
+class MigrationPlace(Value):
+    """Where a device of the domain finds its counterpart."""
+
+    device: str
+    """The address or UUID in the domain."""
+    target: str | None
+    """The address or UUID on the other host; None if it must be created there, or none fits."""
+    is_ready: bool | None
+    """Whether nothing needs to be created or bound there before the migration; None if unknown."""
+    text: str
+    """What it is, or why none fits."""
+    remedy: str = ""
+    """The command on the other host that makes it ready."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the device has another name on the other host."""
+        return self.target is not None and self.target != self.device
 
 
 def places_on(target: HostSnapshot, context: PreflightContext) -> tuple[MigrationPlace, ...]:

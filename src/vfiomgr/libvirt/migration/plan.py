@@ -7,20 +7,58 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.libvirt.migration import domain_rules, target_rules
-from vfiomgr.libvirt.migration.places import places_on
-from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+from vfiomgr.libvirt.migration.places import MigrationPlace, places_on
 from vfiomgr.libvirt.migration.target_rules import Comparison
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.rules.report import Report
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.migration.report import MigrationPlace
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+class MigrationTarget(Value):
+    """A host that the domain could go to."""
+
+    name: str
+    """The file of its snapshot."""
+    places: tuple[MigrationPlace, ...]
+    report: Report
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether no blocker was found; None if the counterpart of a device is unknown."""
+        if self.report.is_blocked:
+            return False
+        return None if any(place.is_ready is None for place in self.places) else True
+
+
+class MigrationReport(Value):
+    """Whether a domain can migrate, and to which hosts."""
+
+    domain: str
+    source: str
+    """The file or the domain that was read."""
+    report: Report
+    """What prevents it on its present host."""
+    targets: tuple[MigrationTarget, ...] = ()
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Facts that decide the result and could not be read."""
+        return self.report.unknown
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it cannot migrate: its own host prevents it, or no target fits."""
+        no_target = bool(self.targets) and not any(target.fits for target in self.targets)
+        return self.report.is_blocked or no_target
 
 
 def check(

@@ -16,7 +16,7 @@ from vfiomgr.units import Version, format_cpulist
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.libvirt.migration.report import MigrationPlace
+    from vfiomgr.libvirt.migration.places import MigrationPlace
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.memory import NumaNode

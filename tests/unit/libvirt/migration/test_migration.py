@@ -40,7 +40,7 @@ from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+    from vfiomgr.libvirt.migration.plan import MigrationReport, MigrationTarget
     from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
 
