@@ -42,7 +42,8 @@ check: setup  ## static checks
 lab-faults:  ## vfiomgr fails and is killed at every step, in the laboratory and the unit tests
 	@tools/setup dev
 	@$(PYTHON) -m tests.lab deaths
-	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k "killed_at_every_step or vgpu_of_a_claim"
+	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab \
+		-k "thorough or killed_at_every_step or stranded or where_the_journal_says"
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/integration/test_node_soak.py
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(UNIT_TESTS) -k "Fault or death"
 

@@ -26,14 +26,20 @@ def assert_all_well(died: Iterator[deaths.Death], steps: int) -> None:
 
 
 @pytest.mark.topology("workstation")
-@pytest.mark.parametrize(("die", "steps"), [(deaths.binding, 5), (deaths.unbinding, 4)])
+@pytest.mark.parametrize(
+    ("die", "steps"),
+    [(deaths.binding, 5), pytest.param(deaths.unbinding, 4, marks=pytest.mark.thorough)],
+)
 def test_a_gpu_is_never_stranded(topology: Topology, die: Deaths, steps: int) -> None:
     functions = [PciAddress.parse(topology.addresses[name]) for name in ("gpu", "gpu_audio")]
     assert_all_well(die("GPU", functions), steps)
 
 
 @pytest.mark.topology("sriov")
-@pytest.mark.parametrize(("die", "steps"), [(deaths.binding, 3), (deaths.unbinding, 2)])
+@pytest.mark.parametrize(
+    ("die", "steps"),
+    [pytest.param(deaths.binding, 3, marks=pytest.mark.thorough), (deaths.unbinding, 2)],
+)
 def test_a_virtual_function_is_never_stranded(topology: Topology, die: Deaths, steps: int) -> None:
     physical = PciAddress.parse(topology.addresses["nvme"])
     with deaths.virtual_function(physical) as functions:

@@ -23,6 +23,7 @@ def assert_nothing_is_left(topology: Topology) -> None:
     assert sum(death.is_clock_set_back for death in found) == COUNT // 2
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("workstation")
 def test_a_gpu_is_as_before_both_runs(topology: Topology) -> None:
     assert_nothing_is_left(topology)

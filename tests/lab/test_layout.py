@@ -166,6 +166,7 @@ def test_what_a_guest_has_stays_or_is_refused(topology: Topology) -> None:
     vfiomgr("layout", "revert")
 
 
+@pytest.mark.thorough
 def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None:
     """`finish` and `undo` take turns."""
     wanted = intent(rules(topology, functions=1, small=1, large=1))

@@ -179,6 +179,7 @@ def test_without_a_free_root_port_it_is_refused_and_the_remedy_helps(
     assert f'host = "{function}"' in devices_of("full")
 
 
+@pytest.mark.thorough
 def test_a_guest_that_never_releases_a_device_ends_at_the_deadline(
     functions: tuple[PciAddress, ...],
 ) -> None:

@@ -126,6 +126,7 @@ def bound(topology: Topology) -> Iterator[Topology]:
     vfiomgr("unbind", topology.addresses["gpu"])
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("workstation")
 def test_a_gpu_with_audio_is_one_device_of_a_booted_guest(bound: Topology, tmp_path: Path) -> None:
     """A kernel of the guest sees both functions in the slot that the domain says."""
@@ -263,6 +264,7 @@ def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it(libvirtd
         gpusim.unload()
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("two-roots")
 def test_two_gpus_keep_their_root_complexes_and_nodes(topology: Topology) -> None:
     names = [topology.addresses[name] for name in ("gpu", "twin")]

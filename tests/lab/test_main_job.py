@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.topology("workstation"),
-    pytest.mark.platforms("debian13", topology="all"),
 ]
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
@@ -70,6 +69,7 @@ def restored(topology: Topology) -> Iterator[Topology]:
     vfiomgr("unbind", topology.addresses["gpu"], topology.addresses["twin"])
 
 
+@pytest.mark.platforms("debian13", topology="all")
 def test_bind_takes_the_slot_and_unbind_restores_every_fact(restored: Topology) -> None:
     pair = [restored.addresses["gpu"], restored.addresses["gpu_audio"]]
     first = [facts(address) for address in pair]
@@ -145,7 +145,6 @@ def test_a_group_goes_whole_with_consent_and_comes_back(topology: Topology) -> N
     assert [facts(topology.addresses[name]).driver for name in names] == first
 
 
-@pytest.mark.platforms("debian12")
 def test_two_at_once_wait_for_each_other(restored: Topology) -> None:
     gpu, audio = restored.addresses["gpu"], restored.addresses["gpu_audio"]
     for command in ("bind", "unbind"):
@@ -203,7 +202,6 @@ def test_a_vgpu_is_made_listed_and_removed(parent: str) -> None:
     assert document("vgpu", "list", "--types", "--parent", parent)["items"] == types
 
 
-@pytest.mark.platforms("debian12")
 def test_a_full_parent_is_refused() -> None:
     made = []
     try:
@@ -236,6 +234,7 @@ def test_without_root_there_is_one_clear_message(topology: Topology) -> None:
 
 
 @pytest.mark.usefixtures("libvirtd")
+@pytest.mark.platforms("debian13", topology="all")
 def test_libvirt_hands_pair_and_vgpu_to_a_guest_that_keeps_them(restored: Topology) -> None:
     gpu, audio = restored.addresses["gpu"], restored.addresses["gpu_audio"]
     vfiomgr("bind", gpu)

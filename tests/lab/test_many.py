@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import api
+from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.errors import Refusal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.lab.topology import Topology
 
 TREE = api.HostTree("/")
-PROCESSES, FUNCTIONS, RUNS = 16, 60, 3
+PROCESSES, FUNCTIONS, RUNS = (16, 60, 3) if EVERY_MOMENT_VARIABLE in os.environ else (4, 12, 2)
 
 
 @pytest.mark.topology("mixed")

@@ -86,6 +86,7 @@ def test_virtual_functions_take_no_instances_along(gpu: str) -> None:
     assert document("vgpu", "instances")["items"] == []
 
 
+@pytest.mark.thorough
 def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     address = PciAddress.parse(gpu)
     vfiomgr("vgpu", "instances", gpu, "2g.10gb=1", "1g.5gb=1")

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # The GPU and its audio function, found again, are in IOMMU groups of their own.
 pytestmark = [
     pytest.mark.topology("workstation", last=True),
-    pytest.mark.platforms("debian13", topology="all"),
 ]
 
 CYCLES = 10

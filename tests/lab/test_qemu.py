@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.topology("workstation"),
-    pytest.mark.platforms("debian12", "debian13", topology="all"),
 ]
 
 SMALL = ("--accel", "qemu", "--firmware", "bios", "--memory", "64M", "--vcpus", "1")

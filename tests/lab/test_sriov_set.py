@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.topology("sriov"),
-    pytest.mark.platforms("debian13", topology="all"),
 ]
 
 

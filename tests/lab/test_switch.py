@@ -45,9 +45,7 @@ def state(gpu: PciAddress) -> tuple[str | None, int]:
     return gpusim.driver(str(gpu)), len(gpusim.virtual_functions())
 
 
-@pytest.mark.parametrize(
-    "gpu", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
-)
+@pytest.mark.thorough
 def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) -> None:
     """`finish` and `undo` take turns."""
     vfiomgr("vgpu", "mode", str(gpu), "passthrough")
