@@ -75,6 +75,7 @@ register(
         values=("requests",),
         plans=("plan",),
         hooks=("requests", "apply"),
+        rules=("check",),
     ),
     Capability(
         "vfiomgr.libvirt",

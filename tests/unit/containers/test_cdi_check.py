@@ -9,17 +9,13 @@ from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, 
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check, other_nodes
-from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import CONSUMERS, consumers_named
 from vfiomgr.containers.cdi.model import CdiFile
-from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.errors import UsageError
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
-    from vfiomgr.containers.cdi.grammar import Family
-    from vfiomgr.containers.cdi.rules import Known
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -32,7 +28,7 @@ def run(text: str, name: str = "y.json") -> CdiFile:
 
 
 def rules(report: CdiReport) -> set[str]:
-    return {finding.found.rule for finding in report.findings}
+    return {finding.rule for finding in report.findings}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -42,24 +38,12 @@ def test_each_consumer_takes_or_refuses_a_file(case: Case) -> None:
     told = {v.consumer: v.verdict for v in report.verdicts}
     assert {name for name, verdict in told.items() if verdict.startswith("br")} == case.broken
     assert {name for name, verdict in told.items() if verdict == "not read"} == case.unread
-    errors = [finding for finding in report.findings if finding.found.severity == "blocker"]
-    assert {finding.found.rule for finding in errors} == case.rules
-    assert all(finding.found.remedy for finding in report.findings)
+    errors = [finding for finding in report.findings if finding.severity == "blocker"]
+    assert {finding.rule for finding in errors} == case.rules
+    assert all(finding.remedy for finding in report.findings)
     assert report.is_broken == bool(case.broken)
     if case.line is not None:
-        assert min(finding.found.line for finding in errors) == case.line
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("family", ["go", "rust"])
-def test_what_was_found_for_another_consumer_is_found_for_this_one(
-    case: Case, family: Family
-) -> None:
-    specification = read_file(etc(case.text, case.file), family)
-    known: Known = {}
-    for consumer in CONSUMERS:
-        if consumer.family == family:
-            assert faults(specification, consumer, known) == faults(specification, consumer)
+        assert min(finding.line for finding in errors) == case.line
 
 
 def test_there_are_forty_cases_and_each_rule_of_a_file_is_in_one() -> None:
@@ -89,8 +73,8 @@ def test_one_finding_tells_of_all_consumers_that_it_concerns() -> None:
 def test_one_name_in_two_files_of_a_directory_counts_nowhere() -> None:
     report = check([etc(spec()), etc(spec(), "z.yaml")], CONSUMERS)
     (finding,) = report.findings
-    assert (finding.found.rule, finding.found.subject) == ("conflict", "/etc/cdi/z.yaml")
-    assert "also in /etc/cdi/x.json" in finding.found.summary
+    assert (finding.rule, finding.subject) == ("conflict", "/etc/cdi/z.yaml")
+    assert "also in /etc/cdi/x.json" in finding.summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
     assert report.verdict("/etc/cdi/x.json", "containerd-2.3") == "partly"
 
@@ -104,10 +88,7 @@ def test_a_file_that_nobody_reads_conflicts_with_none() -> None:
 def test_one_name_in_both_directories_is_read_in_opposite_order() -> None:
     report = check([etc(edits(env=["A=1"])), run(edits(env=["A=2"]))], CONSUMERS)
     told = {
-        name: f.found.summary
-        for f in report.findings
-        for name in f.consumers
-        if f.found.rule == "shadowed"
+        name: f.summary for f in report.findings for name in f.consumers if f.rule == "shadowed"
     }
     assert "/etc/cdi is used" in told["kata-rs"]
     assert all("/run/cdi is used" in told[name] for name in ALL - RUST)
@@ -123,7 +104,7 @@ def test_a_file_below_a_directory_is_read_by_runtime_rs_alone() -> None:
 
 def test_a_file_that_cannot_be_read_breaks_who_reads_it() -> None:
     report = check([CdiFile("/etc/cdi/x.json", None, "not UTF-8 text in line 3")], CONSUMERS)
-    assert "not UTF-8 text in line 3" in report.findings[0].found.summary
+    assert "not UTF-8 text in line 3" in report.findings[0].summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
 
 
@@ -159,7 +140,7 @@ def test_what_is_behind_a_device_is_looked_at(text: str, rule: str | None, told:
     report = check([etc(text)], CONSUMERS, READY, nodes)
     assert rules(report) == ({rule} if rule else set())
     if rule:
-        assert told in report.findings[0].found.summary
+        assert told in report.findings[0].summary
         assert report.verdict("/etc/cdi/x.json", "kata-go") == "partly"
         assert report.findings[0].breaks_all == ()
 
@@ -177,8 +158,8 @@ def test_what_is_behind_a_device_is_looked_at(text: str, rule: str | None, told:
 def test_a_group_that_left_vfio_is_stale(host: HostSnapshot, told: str) -> None:
     report = check([etc(vfio("/dev/vfio/4"), "vfiomgr-a.json")], CONSUMERS, host, {})
     (finding,) = report.findings
-    assert (finding.found.rule, told in finding.found.summary) == ("stale", True)
-    assert finding.found.remedy == (
+    assert (finding.rule, told in finding.summary) == ("stale", True)
+    assert finding.remedy == (
         "vfiomgr bind 0000:04:00.0 --with-group, or vfiomgr cdi remove --stale"
     )
 
@@ -187,7 +168,7 @@ def test_the_remedy_of_a_group_names_no_bridge() -> None:
     port = replace(pci_device("0000:00:01.0"), class_code="060400", driver="pcieport")
     host = host_of(port, replace(pci_device(), driver="nvidia"))
     report = check([etc(vfio("/dev/vfio/4", "4"), "vfiomgr-a.json")], CONSUMERS, host, {})
-    assert [f.found.remedy for f in report.findings if f.found.rule == "stale"] == [
+    assert [f.remedy for f in report.findings if f.rule == "stale"] == [
         "vfiomgr bind 0000:04:00.0 --with-group, or vfiomgr cdi remove --stale"
     ]
 
@@ -196,7 +177,7 @@ def test_runtime_rs_plugs_each_node_of_a_device() -> None:
     nodes = [{"path": "/dev/vfio/vfio"}, {"path": "/dev/vfio/4"}]
     text = spec(devices=[{"name": "a", "containerEdits": {"deviceNodes": nodes}}])
     (finding,) = check([etc(text)], CONSUMERS, READY, {}).findings
-    assert (finding.found.rule, finding.consumers) == ("not-plugged", ("kata-rs-3.31", "kata-rs"))
+    assert (finding.rule, finding.consumers) == ("not-plugged", ("kata-rs-3.31", "kata-rs"))
 
 
 def test_kata_attaches_no_mediated_device() -> None:
@@ -205,7 +186,7 @@ def test_kata_attaches_no_mediated_device() -> None:
     groups = (*READY.groups, replace(READY.groups[0], number=30, members=(uuid,)))
     host = with_facts(READY, vgpus=(mediated,), groups=groups)
     (finding,) = check([etc(vfio("/dev/vfio/30", uuid))], CONSUMERS, host, {}).findings
-    assert (finding.found.rule, frozenset(finding.consumers)) == ("mediated", KATA)
+    assert (finding.rule, frozenset(finding.consumers)) == ("mediated", KATA)
 
 
 def test_one_device_under_two_names_is_told() -> None:
@@ -214,8 +195,8 @@ def test_one_device_under_two_names_is_told() -> None:
         run(vfio("/dev/vfio/devices/vfio0").replace("example.com", "other.com")),
     ]
     (finding,) = check(files, CONSUMERS, READY, {}).findings
-    assert (finding.found.rule, finding.found.severity) == ("twice-published", "warning")
-    assert "as a group there" in finding.found.summary
+    assert (finding.rule, finding.severity) == ("twice-published", "warning")
+    assert "as a group there" in finding.summary
 
 
 def test_nodes_that_are_not_vfios_are_asked_for_and_told_where_nobody_could_look() -> None:

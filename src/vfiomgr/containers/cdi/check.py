@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import PREFERS_STATIC
-from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile, fault
-from vfiomgr.containers.cdi.rules import faults
-from vfiomgr.diagnostic import SEVERITIES, Diagnostic
-from vfiomgr.guests.nodes import VFIO, NodeDevice, NodeKind, is_vfio_node, resolve
+from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer
+from vfiomgr.containers.cdi.model import (
+    DYNAMIC,
+    STATIC,
+    CdiDevice,
+    CdiFile,
+    CdiSpecification,
+    fault,
+)
+from vfiomgr.containers.cdi.rules import FILE_RULES, CdiFinding, faults, for_consumers
+from vfiomgr.diagnostic import SEVERITIES
+from vfiomgr.guests.nodes import VFIO, NodeDevice, is_vfio_node, resolve
 from vfiomgr.pci.model import is_address
-from vfiomgr.value import Value
+from vfiomgr.rules.report import Report
+from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.containers.cdi.grammar import Consumer, Family
-    from vfiomgr.containers.cdi.model import CdiDevice, CdiEdits, CdiSpecification
-    from vfiomgr.containers.cdi.rules import Known
     from vfiomgr.diagnostic import Severity
-    from vfiomgr.snapshot.model import HostSnapshot
-
-    _Pair = tuple[CdiFile, CdiSpecification]
-    _Devices = dict[str, list[tuple[str, CdiEdits]]]
-    """By their names, with the path of each file."""
+    from vfiomgr.documents.text import Path
 
 
 Verdict = Literal["ok", "partly", "broken", "breaks all", "not read"]
 """`partly`: some devices are unusable; `breaks all`: so are the devices of all other files."""
-_EXACT = (".json", ".yaml")
-
-
-class CdiFinding(Value):
-    """A problem, and the consumers that it affects; its subject is the file."""
-
-    found: Diagnostic
-    consumers: tuple[str, ...]
-    """The affected consumers, by name."""
-    breaks_all: tuple[str, ...] = ()
-    """Those of them that provide no CDI device of any file until it is solved."""
 
 
 class FileVerdict(Value):
@@ -53,31 +46,114 @@ class FileVerdict(Value):
     verdict: Verdict
 
 
-class CdiReport(Value):
+class CdiReport(Report):
     """All findings, the most severe first, then by file and line, and the verdicts."""
 
     findings: tuple[CdiFinding, ...]
-    verdicts: tuple[FileVerdict, ...]
-    unknown: tuple[str, ...] = ()
-    """Facts that decide whether devices are available and could not be checked."""
+    verdicts: tuple[FileVerdict, ...] = ()
 
     @property
     def is_broken(self) -> bool:
         """Whether a consumer cannot use something."""
-        return any(finding.found.severity == "blocker" for finding in self.findings)
-
-    is_blocked = is_broken
+        return self.is_blocked
 
     def verdict(self, file: str, consumer: str) -> Verdict:
         """The verdict about a file for a consumer."""
         return next(v.verdict for v in self.verdicts if (v.file, v.consumer) == (file, consumer))
 
 
-def reads(consumer: Consumer, file: CdiFile) -> bool:
-    """Whether a consumer reads a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
-    if consumer.is_rust:
-        return file.path.lower().endswith(_EXACT)
-    return file.path.endswith(_EXACT) and "/" not in file.below
+class FileDevice(Value):
+    """A device of a specification, and the host's devices behind its nodes."""
+
+    file: CdiFile
+    specification: CdiSpecification
+    number: int
+    device: CdiDevice
+    targets: tuple[NodeDevice, ...]
+    consumers: tuple[Consumer, ...]
+    """Those that accept the file."""
+
+    @property
+    def name(self) -> str:
+        """VENDOR/CLASS=NAME."""
+        return self.specification.qualified(self.device)
+
+    def problem(  # noqa: PLR0913 - a finding, and whom it concerns
+        self,
+        rule: str,
+        part: Path,
+        what: str,
+        remedy: str,
+        *,
+        severity: Severity = "blocker",
+        consumers: Iterable[Consumer] | None = None,
+    ) -> Iterator[CdiFinding]:
+        """A finding about a part of the device, for some consumers or all."""
+        line = self.specification.line(("devices", self.number, *part))
+        found = fault(rule, line, what, remedy)
+        found = replace(found, subject=self.file.path, severity=severity)
+        return for_consumers(found, self.consumers if consumers is None else consumers)
+
+
+class Specifications(Value, dict=True):
+    """The files of a host, as consumers read them that read the same in them."""
+
+    pairs: tuple[tuple[CdiFile, CdiSpecification], ...]
+    consumers: tuple[Consumer, ...]
+    host: HostSnapshot | None
+    """None for files without a host: their nodes are not checked."""
+    nodes: Mapping[str, bool] | None
+    """Which nodes other than VFIO's exist; None if it is unknown."""
+
+    @cached_property
+    def refusals(self) -> tuple[CdiFinding, ...]:
+        """The reasons for which consumers refuse the files that they read."""
+        return tuple(
+            replace(found, subject=file.path)
+            for file, specification in self.pairs
+            for found in faults(specification, [c for c in self.consumers if c.reads(file)])
+        )
+
+    @cached_property
+    def devices(self) -> tuple[FileDevice, ...]:
+        """The devices of the files that a consumer accepts."""
+        refused = {(f.subject, name) for f in self.refusals for name in f.consumers}
+        found = []
+        for file, specification in self.pairs:
+            reading = (consumer for consumer in self.consumers if consumer.reads(file))
+            using = tuple(c for c in reading if (file.path, c.name) not in refused)
+            found += [
+                FileDevice(file, specification, number, device, self._targets(device), using)
+                for number, device in enumerate(specification.devices if using else ())
+            ]
+        return tuple(found)
+
+    def _targets(self, device: CdiDevice) -> tuple[NodeDevice, ...]:
+        host, nodes = self.host, device.edits.device_nodes
+        return () if host is None else tuple(resolve(host, node.on_host) for node in nodes)
+
+    @cached_property
+    def conflicts(self) -> tuple[tuple[FileDevice, FileDevice, tuple[Consumer, ...]], ...]:
+        """Devices whose name another file of the directory has, with the first such device."""
+        alike = values_by_key(((d.file.directory, d.name), d) for d in self.devices)
+        return tuple(
+            (device, other, concerned)
+            for devices in alike.values()
+            for number, device in enumerate(devices)
+            for other, concerned in _first_of_each(device, devices[:number])
+            if other.file is not device.file
+        )
+
+
+def _first_of_each(
+    device: FileDevice, before: Iterable[FileDevice]
+) -> Iterator[tuple[FileDevice, tuple[Consumer, ...]]]:
+    """The first of other devices that each consumer of a device has, with these consumers."""
+    left = device.consumers
+    for other in before:
+        if concerned := tuple(consumer for consumer in left if consumer in other.consumers):
+            yield other, concerned
+            left = tuple(consumer for consumer in left if consumer not in concerned)
 
 
 def check(
@@ -90,47 +166,83 @@ def check(
 
     `nodes` says which nodes other than VFIO's exist; others are not checked.
     """
-    found = _Findings(consumers)
-    for file in files:
-        if not any(reads(consumer, file) for consumer in consumers):
-            found.add_unread(file)
-    for alike, pairs in _readings(files, consumers):
-        accepted = {consumer.name: found.judge(consumer, pairs) for consumer in alike}
-        taken = {name: {file.path for file, _ in theirs} for name, theirs in accepted.items()}
-        used = [(f, s) for f, s in pairs if any(f.path in paths for paths in taken.values())]
-        dynamic = {name: _dynamic(theirs) for name, theirs in accepted.items()}
-        for file, specification in used:
-            using = tuple(c for c in alike if file.path in taken[c.name])
-            found.add_shadows(file, specification, using, dynamic)
-            if host is not None:
-                found.add_host_facts(file, specification, using, host, nodes or {})
-        if host is not None:
-            found.add_twice_published(host, used, alike)
-    unseen = nodes is None and host is not None and other_nodes(files)
-    unknown = "whether device nodes exist, except those of VFIO: not in the snapshot"
-    return found.report([file.path for file in files], (unknown,) if unseen else ())
+    verdicts: dict[tuple[str, str], Verdict] = {
+        (file.path, consumer.name): "ok" if consumer.reads(file) else "not read"
+        for file in files
+        for consumer in consumers
+    }
+    found: dict[CdiFinding, set[str]] = {}
+    unknown: dict[str, None] = {}
+    for context in _readings(files, consumers, host, nodes):
+        report = CDI_RULES.run(context)
+        for each in cast("Iterable[CdiFinding]", report.findings):
+            found.setdefault(replace(each, consumers=()), set()).update(each.consumers)
+        verdicts |= _verdicts(context, report)
+        unknown |= dict.fromkeys(report.unknown)
+    order = {file.path: number for number, file in enumerate(files)}
+    findings = [
+        _complete(each, [consumer for consumer in consumers if consumer.name in names])
+        for each, names in found.items()
+        if each.rule != "never-read" or len(names) == len(consumers)
+    ]
+    findings.sort(key=lambda f: (SEVERITIES.index(f.severity), order[f.subject], f.line, f.rule))
+    every = (FileVerdict(file, name, verdict) for (file, name), verdict in verdicts.items())
+    return CdiReport(tuple(findings), (), tuple(unknown), tuple(every))
 
 
 def _readings(
-    files: Sequence[CdiFile], consumers: Sequence[Consumer]
-) -> Iterator[tuple[tuple[Consumer, ...], list[_Pair]]]:
-    """The content of files with its consumers: libraries read them differently."""
-    by_family: dict[Family, list[_Pair]] = {
-        consumer.family: [(file, read_file(file, consumer.family)) for file in files]
-        for consumer in {consumer.family: consumer for consumer in consumers}.values()
+    files: Sequence[CdiFile],
+    consumers: Sequence[Consumer],
+    host: HostSnapshot | None,
+    nodes: Mapping[str, bool] | None,
+) -> Iterator[Specifications]:
+    """The files as each library reads them; once if both read the same."""
+    found: list[Specifications] = []
+    for family, alike in values_by_key(
+        (consumer.family, consumer) for consumer in consumers
+    ).items():
+        pairs = tuple((file, read_file(file, family)) for file in files)
+        found.append(Specifications(pairs, alike, host, nodes))
+    first, *others = found
+    if all(_is_same(first, other) for other in others):
+        found = [replace(first, consumers=tuple(consumers))]
+    yield from found
+
+
+def _is_same(one: Specifications, other: Specifications) -> bool:
+    pairs = zip(one.pairs, other.pairs, strict=True)
+    return all(a == b and a.oddities == b.oddities for (_, a), (_, b) in pairs)
+
+
+_OF_ONE_DEVICE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})
+"""Rules about one device, which do not affect others."""
+
+
+def _complete(found: CdiFinding, consumers: Sequence[Consumer]) -> CdiFinding:
+    """A finding with all consumers that it affects."""
+    names = tuple(consumer.name for consumer in consumers)
+    breaks = found.severity == "blocker" and found.rule not in _OF_ONE_DEVICE
+    kata = tuple(consumer.name for consumer in consumers if breaks and consumer.is_kata)
+    return replace(found, consumers=names, breaks_all=kata)
+
+
+def _verdicts(context: Specifications, report: Report) -> dict[tuple[str, str], Verdict]:
+    """The verdicts about files with problems, by file and consumer; the worst counts."""
+    is_kata = {consumer.name: consumer.is_kata for consumer in context.consumers}
+    verdicts: dict[tuple[str, str], Verdict] = {
+        (found.subject, name): "partly"
+        for found in cast("Iterable[CdiFinding]", report.findings)
+        for name in found.consumers
+        if found.severity == "blocker"
     }
-    if len(by_family) > 1 and _are_same(*by_family.values()):
-        yield tuple(consumers), next(iter(by_family.values()))
-        return
-    for family, pairs in by_family.items():
-        yield tuple(consumer for consumer in consumers if consumer.family == family), pairs
-
-
-def _are_same(some: Sequence[_Pair], others: Sequence[_Pair]) -> bool:
-    return all(
-        one == other and one.oddities == other.oddities
-        for (_, one), (_, other) in zip(some, others, strict=True)
-    )
+    for found in context.refusals:
+        for name in found.consumers:
+            verdicts[found.subject, name] = "breaks all" if is_kata[name] else "broken"
+    for device, other, concerned in context.conflicts:
+        for path in (device.file.path, other.file.path):
+            for consumer in concerned:
+                verdicts[path, consumer.name] = "breaks all" if consumer.is_kata else "partly"
+    return verdicts
 
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
@@ -140,204 +252,92 @@ def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
     return frozenset(path for path in paths if path.startswith("/dev/") and not is_vfio_node(path))
 
 
-class _Findings:
-    """Collects findings; equal ones of several consumers become one."""
+def _unchecked_nodes(context: Specifications) -> Iterator[str]:
+    files = [file for file, _ in context.pairs]
+    if context.nodes is None and context.host is not None and other_nodes(files):
+        yield "whether device nodes exist, except those of VFIO: not in the snapshot"
 
-    def __init__(self, consumers: Sequence[Consumer]) -> None:
-        self._consumers = consumers
-        self._found: dict[Diagnostic, list[Consumer]] = defaultdict(list)
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
-        self._known: dict[tuple[str, Family], Known] = defaultdict(dict)
 
-    def _add(
-        self, file: str, found: Diagnostic, consumers: Iterable[Consumer], severity: Severity
-    ) -> None:
-        self._found[replace(found, subject=file, severity=severity)].extend(consumers)
+def _unread(context: Specifications) -> Iterator[CdiFinding]:
+    """Files that none of these consumers reads; `check` reports those that no other reads."""
+    for file, _ in context.pairs:
+        if not any(consumer.reads(file) for consumer in context.consumers):
+            what = "no consumer reads a file with this name"
+            remedy = "rename it to end in .json or .yaml, and move it into the directory itself"
+            found = fault("never-read", 1, what, remedy)
+            found = replace(found, subject=file.path, severity="warning")
+            yield from for_consumers(found, context.consumers)
 
-    def judge(self, consumer: Consumer, pairs: Sequence[_Pair]) -> list[_Pair]:
-        """Check what a consumer accepts."""
-        accepted: list[_Pair] = []
-        for file, specification in pairs:
-            if not reads(consumer, file):
-                self._verdicts[file.path, consumer.name] = "not read"
+
+def _refused(context: Specifications) -> Iterator[CdiFinding]:
+    yield from context.refusals
+
+
+def _conflicting(context: Specifications) -> Iterator[CdiFinding]:
+    """One name in two files of one directory: no consumer provides either."""
+    for device, other, concerned in context.conflicts:
+        what = f"{device.name} is also in {other.file.path}, so neither is used"
+        remedy = "remove it from one of the files, or change its name or kind"
+        yield from device.problem("conflict", ("name",), what, remedy, consumers=concerned)
+
+
+def _shadowed(context: Specifications) -> Iterator[CdiFinding]:
+    """One name in both directories: all consumers except runtime-rs use /run/cdi."""
+    dynamic = values_by_key((d.name, d) for d in context.devices if d.file.directory == DYNAMIC)
+    for device in context.devices:
+        others = dynamic.get(device.name, ()) if device.file.directory == STATIC else ()
+        for other in others:
+            if other.device.edits == device.device.edits:
                 continue
-            wrong = faults(specification, consumer, self._known[file.path, consumer.family])
-            for found in wrong:
-                self._add(file.path, found, [consumer], "blocker")
-            if wrong:
-                self._spoil(file.path, consumer)
-            else:
-                accepted.append((file, specification))
-        self._add_conflicts(consumer, accepted)
-        return accepted
-
-    def _spoil(self, file: str, consumer: Consumer) -> None:
-        self._verdicts[file, consumer.name] = "breaks all" if consumer.is_kata else "broken"
-
-    def _spoil_partly(self, file: str, consumers: Iterable[Consumer]) -> None:
-        for consumer in consumers:
-            self._verdicts.setdefault((file, consumer.name), "partly")
-
-    def _add_conflicts(self, consumer: Consumer, pairs: Sequence[_Pair]) -> None:
-        """One name in two files of one directory: no consumer provides either."""
-        if len(pairs) == 1:
-            return
-        first: dict[tuple[str, str], CdiFile] = {}
-        for file, specification in pairs:
-            for number, device in enumerate(specification.devices):
-                name = specification.qualified(device)
-                other = first.setdefault((file.directory, name), file)
-                if other is not file:
-                    line = specification.line(("devices", number, "name"))
-                    what = f"{name} is also in {other.path}, so neither is used"
-                    remedy = "remove it from one of the files, or change its name or kind"
-                    found = fault("conflict", line, what, remedy)
-                    self._add(file.path, found, [consumer], "blocker")
-                    for path in (file.path, other.path):
-                        if consumer.is_kata:
-                            self._spoil(path, consumer)
-                        else:
-                            self._spoil_partly(path, [consumer])
-
-    def add_unread(self, file: CdiFile) -> None:
-        what = "no consumer reads a file with this name"
-        remedy = "rename it to end in .json or .yaml, and move it into the directory itself"
-        self._add(file.path, fault("never-read", 1, what, remedy), self._consumers, "warning")
-
-    def add_shadows(
-        self,
-        file: CdiFile,
-        specification: CdiSpecification,
-        using: Sequence[Consumer],
-        dynamic: Mapping[str, _Devices],
-    ) -> None:
-        """One name in both directories: all consumers except runtime-rs use /run/cdi."""
-        if file.directory != STATIC:
-            return
-        for consumer in using:
-            for number, device in enumerate(specification.devices):
-                name = specification.qualified(device)
-                for other, edits in dynamic[consumer.name].get(name, ()):
-                    if edits == device.edits:
-                        continue
-                    counts = STATIC if consumer.has(PREFERS_STATIC) else DYNAMIC
-                    line = specification.line(("devices", number, "name"))
-                    what = f"{name} is a different device in {other}, and {counts} is used"
-                    remedy = "keep one of them: consumers disagree about the directory"
-                    found = fault("shadowed", line, what, remedy)
-                    self._add(file.path, found, [consumer], "warning")
-
-    def add_host_facts(
-        self,
-        file: CdiFile,
-        specification: CdiSpecification,
-        using: Sequence[Consumer],
-        host: HostSnapshot,
-        nodes: Mapping[str, bool],
-    ) -> None:
-        """Whether the named devices exist, and match their names."""
-        for number, device in enumerate(specification.devices):
-            targets = tuple(_targets(host, device))
-            kinds = {target.kind for target in targets}
-            line = specification.line(("devices", number))
-            for found in _name_faults(device, targets, line):
-                self._add(file.path, found, using, "blocker")
-                self._spoil_partly(file.path, using)
-            for place, target in enumerate(targets):
-                path = ("devices", number, "containerEdits", "deviceNodes", place)
-                line = specification.line(path)
-                for found in _node_faults(device, target, nodes, line, own=file.is_own):
-                    self._add(file.path, found, using, "blocker")
-                    self._spoil_partly(file.path, using)
-                kata = [consumer for consumer in using if consumer.is_kata]
-                for consumer in kata:
-                    for found in _kata_faults(device, target, consumer, line, kinds):
-                        self._add(file.path, found, [consumer], "blocker")
-                        self._spoil_partly(file.path, [consumer])
-
-    def add_twice_published(
-        self, host: HostSnapshot, pairs: Sequence[_Pair], consumers: Iterable[Consumer]
-    ) -> None:
-        """One device under two names: it can be assigned twice, and the second start fails."""
-        first: dict[int, tuple[str, str, str]] = {}
-        for file, specification in pairs:
-            for number, device in enumerate(specification.devices):
-                name = specification.qualified(device)
-                for place, target in enumerate(_targets(host, device)):
-                    if target.group is None or target.problem:
-                        continue
-                    known = first.setdefault(target.group, (name, target.kind, file.path))
-                    if known[0] != name:
-                        path = ("devices", number, "containerEdits", "deviceNodes", place)
-                        form = "" if known[1] == target.kind else f", as a {known[1]} there"
-                        what = (
-                            f"{name} is IOMMU group {target.group}, which is also {known[0]} in "
-                            f"{known[2]}{form}: it can be assigned twice"
-                        )
-                        found = fault(
-                            "twice-published", specification.line(path), what, "keep one of them"
-                        )
-                        self._add(file.path, found, consumers, "warning")
-
-    def report(self, files: Sequence[str], unknown: tuple[str, ...]) -> CdiReport:
-        order = {file: number for number, file in enumerate(files)}
-        found = sorted(
-            self._found,
-            key=lambda one: (
-                SEVERITIES.index(one.severity),
-                order[one.subject],
-                one.line,
-                one.rule,
-            ),
-        )
-        findings = tuple(_finding(one, self._in_order(self._found[one])) for one in found)
-        verdicts = tuple(
-            FileVerdict(file, consumer.name, self._verdicts.get((file, consumer.name), "ok"))
-            for file in files
-            for consumer in self._consumers
-        )
-        return CdiReport(findings, verdicts, unknown)
-
-    def _in_order(self, concerned: Iterable[Consumer]) -> list[Consumer]:
-        names = {consumer.name for consumer in concerned}
-        return [consumer for consumer in self._consumers if consumer.name in names]
+            start = f"{device.name} is a different device in {other.file.path}"
+            remedy = "keep one of them: consumers disagree about the directory"
+            both = [consumer for consumer in device.consumers if consumer in other.consumers]
+            by_directory = values_by_key((c.has(PREFERS_STATIC), c) for c in both)
+            for is_static, using in by_directory.items():
+                what = f"{start}, and {STATIC if is_static else DYNAMIC} is used"
+                yield from device.problem(
+                    "shadowed", ("name",), what, remedy, severity="warning", consumers=using
+                )
 
 
-_WHOLE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})
-"""Rules about one device, which do not affect others."""
+def _misnamed(context: Specifications) -> Iterator[CdiFinding]:
+    """Devices that are named by an address, without the node of that address."""
+    for each in context.devices:
+        targets = [target for target in each.targets if target.kind in VFIO]
+        name = each.device.name.lower()
+        if not targets or any(target.problem for target in targets) or not is_address(name):
+            continue
+        found = [member for target in targets for member in target.names]
+        if found and name not in found:
+            what = f"{each.device.name}: {targets[0].path} leads to {', '.join(found)}"
+            remedy = "generate the file again: group and device numbers change at boot"
+            yield from each.problem("leads-elsewhere", (), what, remedy)
 
 
-def _finding(found: Diagnostic, consumers: Sequence[Consumer]) -> CdiFinding:
-    names = tuple(dict.fromkeys(consumer.name for consumer in consumers))
-    breaks = found.severity == "blocker" and found.rule not in _WHOLE
-    kata = tuple(c.name for c in dict.fromkeys(consumers) if breaks and c.is_kata)
-    return CdiFinding(found, names, kata)
+def _path_of(place: int) -> Path:
+    """The path of a node in a device."""
+    return ("containerEdits", "deviceNodes", place)
 
 
-def _dynamic(pairs: Iterable[_Pair]) -> _Devices:
-    """The devices in /run/cdi by their names."""
-    found: _Devices = defaultdict(list)
-    for file, specification in pairs:
-        for device in specification.devices if file.directory == DYNAMIC else ():
-            found[specification.qualified(device)].append((file.path, device.edits))
-    return found
-
-
-def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[NodeDevice]:
-    return (resolve(host, node.on_host) for node in device.edits.device_nodes)
-
-
-def _node_faults(
-    device: CdiDevice, target: NodeDevice, nodes: Mapping[str, bool], line: int, *, own: bool
-) -> Iterator[Diagnostic]:
-    again = "vfiomgr cdi generate --write" if own else "generate the file again"
-    if target.problem is not None:
-        what = f"{device.name}: {target.path} is not available to guests: {target.problem}"
-        leave = "vfiomgr cdi remove --stale" if own else again
-        yield fault("stale", line, what, f"{_binding(device, target)}{leave}")
-    elif target.kind in ("other", "control") and nodes.get(target.path) is False:
-        what = f"{device.name}: {target.path} does not exist on this host"
-        yield fault("node-missing", line, what, f"load its driver, or {again}")
+def _unavailable(context: Specifications) -> Iterator[CdiFinding]:
+    """Nodes that do not exist, or that guests cannot open."""
+    nodes = context.nodes or {}
+    for each in context.devices:
+        is_own = each.file.is_own
+        again = "vfiomgr cdi generate --write" if is_own else "generate the file again"
+        for place, target in enumerate(each.targets):
+            start = f"{each.device.name}: {target.path}"
+            if target.problem is not None:
+                what = f"{start} is not available to guests: {target.problem}"
+                leave = "vfiomgr cdi remove --stale" if is_own else again
+                remedy = f"{_binding(each.device, target)}{leave}"
+                yield from each.problem("stale", _path_of(place), what, remedy)
+            elif target.kind not in VFIO and nodes.get(target.path) is False:
+                what, remedy = (
+                    f"{start} does not exist on this host",
+                    f"load its driver, or {again}",
+                )
+                yield from each.problem("node-missing", _path_of(place), what, remedy)
 
 
 def _binding(device: CdiDevice, target: NodeDevice) -> str:
@@ -349,30 +349,60 @@ def _binding(device: CdiDevice, target: NodeDevice) -> str:
     return f"vfiomgr bind {named.address}{' --with-group' if target.kind == 'group' else ''}, or "
 
 
-def _name_faults(device: CdiDevice, nodes: Iterable[NodeDevice], line: int) -> Iterator[Diagnostic]:
-    """Whether a device that is named by an address has the node of that address."""
-    targets = [target for target in nodes if target.kind in VFIO]
-    found = [member for target in targets for member in target.names]
-    name = device.name.lower()
-    if not found or any(t.problem for t in targets) or not is_address(name):
-        return
-    if name not in found:
-        what = f"{device.name}: {targets[0].path} leads to {', '.join(found)}"
-        remedy = "generate the file again: group and device numbers change at boot"
-        yield fault("leads-elsewhere", line, what, remedy)
+def _unplugged(context: Specifications) -> Iterator[CdiFinding]:
+    """Nodes that Kata does not attach, or should not."""
+    for each in context.devices:
+        kata = [consumer for consumer in each.consumers if consumer.is_kata]
+        has_vfio = any(target.kind in VFIO for target in each.targets)
+        for place, target in enumerate(each.targets):
+            path, name = _path_of(place), each.device.name
+            if any(vgpu.uuid is not None for vgpu in target.vgpus):
+                what = f"{name}: Kata does not support mediated devices ({', '.join(target.names)})"
+                remedy = "use a vGPU that is a virtual function, or libvirt"
+                yield from each.problem("mediated", path, what, remedy, consumers=kata)
+            if has_vfio and target.kind not in VFIO:
+                what = (
+                    f"{name}: runtime-rs attaches every node of a device, but {target.path} is "
+                    "not a VFIO device"
+                )
+                remedy = "move it to the containerEdits of the file, as vfiomgr cdi generate does"
+                rust = [consumer for consumer in kata if consumer.is_rust]
+                yield from each.problem("not-plugged", path, what, remedy, consumers=rust)
 
 
-def _kata_faults(
-    device: CdiDevice, target: NodeDevice, consumer: Consumer, line: int, kinds: set[NodeKind]
-) -> Iterator[Diagnostic]:
-    if any(vgpu.uuid is not None for vgpu in target.vgpus):
-        what = f"{device.name}: Kata does not support mediated devices ({', '.join(target.names)})"
-        remedy = "use a vGPU that is a virtual function, or libvirt"
-        yield fault("mediated", line, what, remedy)
-    if consumer.is_rust and not kinds.isdisjoint(VFIO) and target.kind in ("other", "control"):
-        what = (
-            f"{device.name}: runtime-rs attaches every node of a device, but {target.path} is "
-            "not a VFIO device"
-        )
-        remedy = "move it to the containerEdits of the file, as vfiomgr cdi generate does"
-        yield fault("not-plugged", line, what, remedy)
+def _published_twice(context: Specifications) -> Iterator[CdiFinding]:
+    """One device under two names: it can be assigned twice, and the second start fails."""
+    first: dict[int, tuple[FileDevice, NodeDevice]] = {}
+    for each in context.devices:
+        for place, target in enumerate(each.targets):
+            if target.group is None or target.problem:
+                continue
+            other, known = first.setdefault(target.group, (each, target))
+            if other.name != each.name:
+                form = "" if known.kind == target.kind else f", as a {known.kind} there"
+                what = (
+                    f"{each.name} is IOMMU group {target.group}, which is also {other.name} in "
+                    f"{other.file.path}{form}: it can be assigned twice"
+                )
+                path, remedy, every = _path_of(place), "keep one of them", context.consumers
+                yield from each.problem(
+                    "twice-published", path, what, remedy, severity="warning", consumers=every
+                )
+
+
+CDI_RULES: RuleSet[Specifications] = register(
+    RuleSet(
+        "the CDI specifications of a host",
+        rules=(
+            rule(_unread, "never-read"),
+            rule(_refused, *(name for each in FILE_RULES.rules for name in each.names)),
+            rule(_conflicting, "conflict"),
+            rule(_shadowed, "shadowed"),
+            rule(_misnamed, "leads-elsewhere"),
+            rule(_unavailable, "stale", "node-missing"),
+            rule(_unplugged, "mediated", "not-plugged"),
+            rule(_published_twice, "twice-published"),
+        ),
+        unknown=(_unchecked_nodes,),
+    )
+)

@@ -46,12 +46,13 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
+    from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import CdiSpecification
     from vfiomgr.containers.cdi.named import CdiOptions
     from vfiomgr.containers.cdi.requests import WriteCdi
+    from vfiomgr.containers.cdi.rules import CdiFinding
     from vfiomgr.diagnostic import Severity
 
 
@@ -125,8 +126,7 @@ _SEVERITIES: dict[Severity, str] = {"blocker": "error", "warning": "warning"}
 """The severities of this command: an error affects at least one consumer."""
 
 
-def _item(finding: CdiFinding) -> dict[str, object]:
-    found = finding.found
+def _item(found: CdiFinding) -> dict[str, object]:
     return {
         "rule": found.rule,
         "severity": _SEVERITIES[found.severity],
@@ -134,14 +134,14 @@ def _item(finding: CdiFinding) -> dict[str, object]:
         "line": found.line,
         "what": found.summary,
         "remedy": found.remedy,
-        "consumers": finding.consumers,
-        "breaks_all": finding.breaks_all,
+        "consumers": found.consumers,
+        "breaks_all": found.breaks_all,
     }
 
 
 def _most(report: CdiReport) -> int:
     """Maximum number of findings that are printed: all errors, which come first."""
-    return most_findings(finding.found for finding in report.findings)
+    return most_findings(report.findings)
 
 
 def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]:
@@ -150,20 +150,16 @@ def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]
         "verdicts": report.verdicts,
         "consumers": consumers,
         "unknown": report.unknown,
-        "summary": {
-            word: sum(finding.found.severity == severity for finding in report.findings)
-            for severity, word in _SEVERITIES.items()
-        },
+        "summary": {word: report.count(severity) for severity, word in _SEVERITIES.items()},
     }
 
 
 def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
     findings, more = first_of(report.findings, _most(report))
-    for finding in findings:
-        found = finding.found
+    for found in findings:
         say(f"{_SEVERITIES[found.severity]}: {found.subject}:{found.line}: {found.summary}")
         say(f"  rule      {found.rule}")
-        say(f"  consumers {_concerned(finding, consumers)}")
+        say(f"  consumers {_concerned(found, consumers)}")
         say(f"  remedy    {found.remedy}")
     say(*more)
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import parse_specification, read_file, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, CONSUMERS, consumers_named, is_kind, needed_version
 from vfiomgr.containers.cdi.model import (
@@ -115,18 +114,14 @@ def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
     if offer_request.consumer == ANY or not made.devices:
         return
     written = parse_specification(render_specification(made))
-    told: dict[Diagnostic, list[str]] = {}
-    for consumer in consumers_named(offer_request.consumer):
-        for fault in faults(written, consumer):
-            told.setdefault(fault, []).append(consumer.name)
     against = [
         blocker(
             "cdi-rejected",
             made.kind,
-            f"{', '.join(names)} cannot read the specification: {fault.summary}",
-            fault.remedy,
+            f"{', '.join(found.consumers)} cannot read the specification: {found.summary}",
+            found.remedy,
         )
-        for fault, names in told.items()
+        for found in faults(written, consumers_named(offer_request.consumer))
     ]
     refuse_if_any(against, frozenset())
 
@@ -352,4 +347,4 @@ def _state(
 
 
 def _is_read(file: CdiFile) -> bool:
-    return any(reads(consumer, file) for consumer in CONSUMERS)
+    return any(consumer.reads(file) for consumer in CONSUMERS)

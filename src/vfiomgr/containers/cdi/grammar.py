@@ -23,11 +23,12 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.cdi.model import CdiSpecification
+    from vfiomgr.containers.cdi.model import CdiFile, CdiSpecification
     from vfiomgr.documents.text import Path
 
 
 ANY = "any"
+_EXACT = (".json", ".yaml")
 
 
 FIRST = Version(0, 3)
@@ -104,6 +105,12 @@ class Consumer(Value):
         """The family of its library."""
         return "rust" if self.is_rust else "go"
 
+    def reads(self, file: CdiFile) -> bool:
+        """Whether it reads a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
+        if self.is_rust:
+            return file.path.lower().endswith(_EXACT)
+        return file.path.endswith(_EXACT) and "/" not in file.below
+
     def __str__(self) -> str:
         """`Kata's Go runtime (CDI library 0.6)`."""
         kind = "crate" if self.is_rust else "library"
@@ -166,6 +173,10 @@ class Key(Value):
     """For numbers: unsigned, with 32 bits."""
     until: Version | None = None
     """The version that removed it."""
+
+    def is_gone(self, version: Version) -> bool:
+        """Whether a version does not have it any more."""
+        return self.until is not None and version >= self.until
 
 
 TOP = "specification"

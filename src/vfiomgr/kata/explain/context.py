@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer, consumers_named
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
@@ -201,9 +200,9 @@ class PodContext(Value, dict=True):
     def readable(self) -> tuple[tuple[CdiFile, CdiSpecification], ...]:
         """What the runtime can read, in search order: the last one applies."""
         consumer = self.consumer
-        files = [file for file in self.host.cdi_files if reads(consumer, file)]
+        files = [file for file in self.host.cdi_files if consumer.reads(file)]
         pairs = [(file, read_file(file, consumer.family)) for file in files]
-        good = [pair for pair in pairs if not faults(pair[1], consumer)]
+        good = [pair for pair in pairs if not faults(pair[1], [consumer])]
         last = STATIC if consumer.has(PREFERS_STATIC) else DYNAMIC
         return tuple(sorted(good, key=lambda pair: pair[0].directory == last))
 

@@ -74,10 +74,9 @@ def _judged(context: PodContext) -> Iterator[Diagnostic]:
         return
     consumer, host = context.consumer, context.host
     asked = {each.path for item in requests(context) for each in _all_of(context, item)}
-    for finding in check(host.cdi_files, (consumer,), host).findings:
-        found = finding.found
+    for found in check(host.cdi_files, (consumer,), host).findings:
         where = f"{found.subject}:{found.line}: {found.summary}"
-        if consumer.name in finding.breaks_all:
+        if consumer.name in found.breaks_all:
             yield chain_break(
                 "kata-cdi-unreadable",
                 found.subject,
@@ -87,7 +86,14 @@ def _judged(context: PodContext) -> Iterator[Diagnostic]:
                 "shows every error",
             )
         elif found.rule in _OF_DEVICES and found.subject in asked:
-            yield replace(found, severity="warning", summary=where, evidence=(), why="")
+            yield Diagnostic(
+                found.rule,
+                "warning",
+                found.subject,
+                where,
+                remedies=found.remedies,
+                place=found.place,
+            )
 
 
 def _all_of(context: PodContext, item: Request) -> tuple[Published, ...]:
