@@ -6,7 +6,7 @@ UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --d
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-platforms test-releases check lab lab-faults bench bench-lab docs package
+.PHONY: setup demo test test-fast test-field test-platforms test-releases check lab lab-faults bench bench-lab docs package
 .PHONY: format clean
 
 setup:
@@ -20,11 +20,15 @@ test: check  ## static checks, then all tests
 	@status=0; VFIOMGR_TEST_TOTALS=$$(mktemp); export VFIOMGR_TEST_TOTALS; \
 	$(UNIT_TESTS) || status=1; \
 	$(PYTHON) -m compileall -q src tests || status=1; \
-	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
+	$(PYTHON) -m pytest tests/field tests/integration tests/lab || status=1; \
 	rm -f "$$VFIOMGR_TEST_TOTALS"; exit $$status
 
 test-fast: check  ## static checks and unit tests: before each commit
 	$(UNIT_TESTS)
+
+test-field:  ## the answers about situations of public reports, by kind of cause
+	@tools/setup dev
+	@$(PYTHON) -m tests.field
 
 # Each is a release of Debian, with its Python and its libvirt, or a Python of this machine.
 RELEASES := trixie sid $(if $(shell python3.12 -V 2>/dev/null),python3.12)

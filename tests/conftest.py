@@ -20,7 +20,7 @@ from tests.lab.topology import CURRENT_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
+KINDS = {"unit": "unit", "field": "field", "integration": "integration", "lab": "laboratory"}
 PROGRAM = "program"
 """The property of a test that names a program as it was really run."""
 _TOTALS = os.environ.pop(totals.VARIABLE, None)

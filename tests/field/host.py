@@ -66,6 +66,7 @@ _RESETS = {
 """By class, or by vendor and class; the first key that fits counts."""
 _NAMED_BY_LETTERS = "abcdefghij"
 _FIRST_LARGE_BUS = 0x10
+_FIRST_WITH_VFIO_DEV = (6, 1)
 _FREE_PORTS = ("1c", "1d", "1b", "06", "07", "08", "09")
 
 
@@ -91,9 +92,10 @@ class _Printing(NamedTuple):
         return False
 
     def run(self, arguments: Sequence[str]) -> Said:
-        """Print what the situation says."""
-        text = self.outputs.get(" ".join((self.name, *arguments)))
-        return Said(1) if text is None else Said(0, text)
+        """Print what the situation says of the longest beginning of the command line."""
+        line = " ".join((self.name, *arguments))
+        known = [each for each in self.outputs if f"{line} ".startswith(f"{each} ")]
+        return Said(0, self.outputs[max(known, key=len)]) if known else Said(1)
 
 
 def build(situation: Situation, directory: Path) -> FieldKernel:
@@ -128,6 +130,10 @@ class _Builder:
             self._add(each)
         lay_out(kernel.sysfs, self._machine, self._listed)
         kernel.sysfs.put("/usr/share/misc/pci.ids", "\n".join(_pci_ids(self._listed)))
+        if version_of(self._machine.kernel) < _FIRST_WITH_VFIO_DEV:
+            kernel.sysfs.drop("/sys/class/vfio-dev")
+            for each in self._listed:
+                kernel.sysfs.drop(f"{kernel.sysfs.target(PCI_DEVICES / each.address)}/vfio-dev")
         for path, text in situation.files.items():
             _put(kernel, path, text)
         kernel.answer(situation.programs)
@@ -180,7 +186,7 @@ class _Builder:
             each.address,
             vendor=each.vendor,
             device=each.device,
-            class_code=code if len(code) > 4 else code + _INTERFACES.get(code, "00"),  # noqa: PLR2004
+            class_code=code if len(code) > 4 else code + _INTERFACES.get(code, "00"),
             group=each.group,
             driver=each.driver,
             driver_override=function.override,
@@ -340,6 +346,7 @@ _EMPTY = " ".join(["0x" + "0" * 16] * 3)
 
 def _pci_ids(listed: Iterable[Listed]) -> Iterator[str]:
     """The names of the listing as pci.ids has them."""
+    yield "# pci.ids"
     for vendor in dict.fromkeys(each.vendor for each in listed):
         name = _VENDOR_NAMES.get(vendor, f"Vendor {vendor}")
         yield f"{vendor}  {name}"
@@ -350,6 +357,8 @@ def _pci_ids(listed: Iterable[Listed]) -> Iterator[str]:
                 for prefix in short:
                     shown = shown.removeprefix(prefix).strip()
                 yield f"\t{each.device}  {shown or each.name}"
+    for code, kind in sorted({each.class_code[:4]: each.kind for each in listed}.items()):
+        yield from (f"C {code[:2]}  {kind}", f"\t{code[2:]}  {kind}")
 
 
 def _put(kernel: FakeKernel, path: str, text: str | None) -> None:
@@ -369,5 +378,7 @@ def _put(kernel: FakeKernel, path: str, text: str | None) -> None:
         kernel.sysfs.put_bytes(place, bytes.fromhex(text.removeprefix("hex ")))
     elif path.endswith("/"):
         kernel.sysfs.make(path)
+    elif "/bin/" in path or "/sbin/" in path:
+        kernel.sysfs.put(place, text or "#!/bin/sh", 0o755)
     else:
         kernel.sysfs.put(place, text.rstrip("\n"))

@@ -58,6 +58,14 @@ _VFIO_MODULES = {
 }
 _ALIASES = ("alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci",)
 _GRACE = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci"
+_DIRECTORIES = (
+    "/etc/modprobe.d",
+    "/etc/udev/rules.d",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/sys/firmware",
+    "/usr/lib/systemd/system",
+)
 _PROCESS_ROOT = "/proc/sys/kernel"
 
 
@@ -69,9 +77,15 @@ def lay_out(sysfs: Sysfs, machine: Machine, listed: Sequence[Listed]) -> None:
         *_memory(machine),
         *_distribution(machine),
     ):
-        sysfs.put(path, text)
-    for path in ("/etc/modprobe.d", "/etc/udev/rules.d", "/etc/systemd/system", "/sys/firmware"):
+        sysfs.put(path, text, 0o755 if "/sbin/" in path else 0o644)
+    for path in (
+        "/etc/modprobe.d",
+        "/etc/udev/rules.d",
+        "/etc/systemd/system",
+        "/run/systemd/system",
+    ):
         sysfs.make(path)
+    sysfs.make("/sys/firmware")
     sysfs.make("/usr/lib/systemd/system")
     sysfs.put("/dev/null", "")
     sysfs.put("/dev/kvm", "")
@@ -117,7 +131,8 @@ def _kernel(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def version_of(release: str) -> tuple[int, ...]:
     """Major and minor number of a kernel release."""
-    return tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
+    numbers = release.partition("-")[0].split(".")[:2]
+    return tuple(int(number) for number in numbers if number.isdecimal())
 
 
 def _config(machine: Machine) -> Iterator[str]:

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Literal, get_args
 
+from msgspec import field
+
 from vfiomgr import documents
 from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import InvalidDocument
@@ -43,7 +45,7 @@ Kind = Literal[
 ]
 _LINE = re.compile(
     r"(?:IOMMU Group (?P<group>\d+) )?(?P<address>[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) "
-    r"[^\[]+ \[(?P<kind>[0-9a-f]{4}(?:[0-9a-f]{2})?)\]: (?P<name>.*) "
+    r"(?P<kind>[^\[]+) \[(?P<code>[0-9a-f]{4}(?:[0-9a-f]{2})?)\]: (?P<name>.*) "
     r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\](?: \(rev (?P<revision>[0-9a-f]{2})\))?"
     r"(?:\s+driver: (?P<driver>[\w-]+|\(none\)))?\s*(?:#.*)?"
 )
@@ -53,6 +55,7 @@ class Listed(Value):
     """A function of the listing, as the scripts of forums print it."""
 
     address: str
+    kind: str
     class_code: str
     name: str
     vendor: str
@@ -161,13 +164,13 @@ class Situation(Value):
     first: Verdict | None = None
     """The verdict on the first answers, before anything was mended."""
     listing: str = ""
-    functions: dict[str, Function] = {}
-    files: dict[str, str | None] = {}
+    functions: dict[str, Function] = field(default_factory=dict)
+    files: dict[str, str | None] = field(default_factory=dict)
     """Files over the defaults; null removes one, `-> TARGET` is a link."""
-    programs: dict[str, str] = {}
+    programs: dict[str, str] = field(default_factory=dict)
     """Outputs by command line."""
     processes: tuple[Process, ...] = ()
-    input: dict[str, str] = {}
+    input: dict[str, str] = field(default_factory=dict)
     """Files in the working directory of the commands."""
     note: str = ""
     """What the verdict is about, if that is not obvious."""
@@ -191,7 +194,8 @@ def _read_line(line: str) -> Listed:
     driver = match["driver"]
     return Listed(
         address=match["address"],
-        class_code=match["kind"],
+        kind=match["kind"],
+        class_code=match["code"],
         name=match["name"].strip(),
         vendor=match["vendor"],
         device=match["device"],
@@ -226,36 +230,38 @@ def _check(situation: Situation, path: Path) -> None:
         Misfit: with the place.
 
     """
-    if situation.category != path.parent.name:
-        raise Misfit("not the directory of the file", ("category",))
+    _require(situation.category == path.parent.name, "not the directory of the file", "category")
     try:
         known = {each.address for each in situation.listed()}
     except ValueError as error:
         raise Misfit(str(error), ("listing",)) from None
     for address in situation.functions:
-        if address not in known:
-            raise Misfit("not in the listing", ("functions", address))
+        _require(address in known, "not in the listing", "functions", address)
     for name in situation.files:
-        if not name.startswith("/"):
-            raise Misfit("not an absolute path", ("files", name))
-    if not situation.answer.must:
-        raise Misfit("needs a fact", ("answer", "must"))
+        _require(name.startswith("/"), "not an absolute path", "files", name)
+    _require(bool(situation.answer.must), "needs a fact", "answer", "must")
     for part in ("must", "must_not"):
         for index, each in enumerate(getattr(situation.answer, part)):
             _check_expected(each, situation, ("answer", part, index))
 
 
 def _check_expected(each: Expected, situation: Situation, place: tuple[str | int, ...]) -> None:
-    if not (each.rule or each.says or each.remedy or each.status is not None):
-        raise Misfit("needs rule, says, remedy or status", place)
-    if each.of and not any(command.startswith(each.of) for command in situation.commands):
-        raise Misfit("no command begins with it", (*place, "of"))
+    is_found = bool(each.rule or each.says or each.remedy or each.status is not None)
+    _require(is_found, "needs rule, says, remedy or status", *place)
+    is_asked = any(command.startswith(each.of) for command in situation.commands)
+    _require(is_asked, "no command begins with it", *place, "of")
     for name in ("says", "remedy"):
         for index, pattern in enumerate(getattr(each, name)):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise Misfit(f"not a regular expression: {error}", (*place, name, index)) from None
+                message = f"not a regular expression: {error}"
+                raise Misfit(message, (*place, name, index)) from None
+
+
+def _require(condition: bool, what: str, *place: str | int) -> None:  # noqa: FBT001 - as assert
+    if not condition:
+        raise Misfit(what, place)
 
 
 def corpus() -> list[Path]:
