@@ -97,8 +97,8 @@ register(
     Capability(
         "vfiomgr.kata",
         rules=(
-            "config.sizing",
-            "explain.image_rules",
+            "plan",
+            "explain.image",
             "explain.pod_to_shim",
             "explain.configuration",
             "explain.resources",

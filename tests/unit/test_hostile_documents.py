@@ -27,7 +27,7 @@ from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import MOST_BYTES, Malformed, TextFile, parse_json, parse_toml, text_of
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.kata.explain.pod import read_objects
-from vfiomgr.kata.settings import read_settings, require_tables
+from vfiomgr.kata.facts import read_settings, require_tables
 from vfiomgr.layout.document import read_layouts
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.libvirt import hook

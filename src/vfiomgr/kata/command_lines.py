@@ -18,16 +18,15 @@ from vfiomgr.guests.device import units_of as guest_devices
 from vfiomgr.guests.model import DeviceRequest
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.mediated import refuse_mediated
-from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
-from vfiomgr.kata.manifests.plan import CUDA_SAMPLE
+from vfiomgr.kata.facts import installation_of, kata_release, read_configuration, read_settings
 from vfiomgr.kata.model import (
+    CUDA_SAMPLE,
     DEFAULT_HANDLER,
     KataRelease,
     handler_configuration,
     is_cdi_gpu,
     search_path,
 )
-from vfiomgr.kata.settings import read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.guests.model import GuestDevice
+    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataInstallation, RuntimeName
-    from vfiomgr.kata.settings import KataSettings
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.source import HostSource
 

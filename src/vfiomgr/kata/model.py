@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.documents.text import resource_directory
@@ -29,6 +29,8 @@ KataHypervisor = Literal["qemu", "clh"]
 DEVICE_CLASS = "vfio.vfiomgr.io"
 """The DeviceClass of functions on VFIO drivers (kata/node-agent/dra)."""
 DEFAULT_HANDLER = "kata-vfio"
+CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
+"""An image that fails without a GPU."""
 MAX_PORTS = 16
 """The maximum per kind (maxPCIeRootPorts, maxPCIeSwitchPorts in
 src/runtime/pkg/katautils/config.go)."""
@@ -44,6 +46,88 @@ CDEVS_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3
 """From this release on /dev/vfio/devices/vfioN is accepted as a device."""
 _NVIDIA = "10de"
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
+
+
+KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean", "tables"]
+"""Types of TOML; the plurals are arrays."""
+_PER_SECOND = {"s": 1, "ms": 1000}
+
+
+class Releases(Value):
+    """The first and the last release with a feature, which those between also have."""
+
+    first: Version
+    last: Version
+
+    def __contains__(self, release: Version) -> bool:
+        """Whether a release is in the range."""
+        return self.first <= release <= self.last
+
+
+class KeyForm(Value):
+    """The type of a key's value, up to a release."""
+
+    last: Version
+    type: KeyType
+    range: str = ""
+    """The range of integers: `u32`, `i8`; empty for 64 bits."""
+    unit: str = ""
+    """`ms` or `s`, for a time whose key does not end with `_ms`."""
+
+
+class KataKey(Value):
+    """A key of a section, in one runtime."""
+
+    runtime: RuntimeName
+    section: str
+    """`hypervisor`, `runtime`, `agent`, …: without the name of the hypervisor or agent."""
+    key: str
+    releases: Releases
+    forms: tuple[KeyForm, ...]
+    """Ordered by release."""
+
+
+class KeyTable(Value):
+    """All keys of all known releases, and other facts about configurations."""
+
+    releases: tuple[Version, ...]
+    """In ascending order."""
+    keys: dict[tuple[RuntimeName, str, str], KataKey]
+    """By runtime, section and key."""
+    strict: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and section: where an unknown key makes the runtime refuse the file."""
+    annotations: dict[tuple[RuntimeName, str], Releases]
+    """By runtime and NAME: the annotations io.katacontainers.config.hypervisor.NAME."""
+
+
+@cache
+def key_table() -> KeyTable:
+    """The key table that vfiomgr ships."""
+    with open(f"{resource_directory('kata')}/keys.json", encoding="utf-8") as file:
+        document = json.load(file)
+    keys = map(_key, document["keys"])
+    return KeyTable(
+        releases=tuple(map(Version.parse, document["releases"])),
+        keys={(key.runtime, key.section, key.key): key for key in keys},
+        strict={(row["runtime"], row["section"]): _releases(row) for row in document["strict"]},
+        annotations={
+            (row["runtime"], row["annotation"]): _releases(row) for row in document["annotations"]
+        },
+    )
+
+
+def _key(row: dict[str, Any]) -> KataKey:
+    forms = (
+        KeyForm(
+            Version.parse(form["last"]), form["type"], form.get("range", ""), form.get("unit", "")
+        )
+        for form in (*row.get("before", ()), row)
+    )
+    return KataKey(row["runtime"], row["section"], row["key"], _releases(row), tuple(forms))
+
+
+def _releases(row: dict[str, Any]) -> Releases:
+    return Releases(Version.parse(row["first"]), Version.parse(row["last"]))
 
 
 class KataRelease(Value):
@@ -67,6 +151,61 @@ class KataRelease(Value):
     def takes_cdevs(self) -> bool:
         """Whether Kata accepts /dev/vfio/devices/vfioN as a device, besides /dev/vfio/GROUP."""
         return self.version >= CDEVS_SINCE[self.runtime]
+
+    @property
+    def _nearest(self) -> Version:
+        """The release itself, or the last known one before it."""
+        known = key_table().releases
+        return known[max(bisect_right(known, self.version) - 1, 0)]
+
+    def key(self, section: str, key: str) -> KataKey | None:
+        """A key of the runtime, in any release."""
+        return key_table().keys.get((self.runtime, section, key))
+
+    def first(self, section: str, key: str) -> Version | None:
+        """The first release of the runtime with a key; None without any."""
+        found = self.key(section, key)
+        return None if found is None else found.releases.first
+
+    def form(self, section: str, key: str) -> KeyForm | None:
+        """The type of a key's value; None if the release does not have it."""
+        found, nearest = self.key(section, key), self._nearest
+        if found is None or nearest not in found.releases:
+            return None
+        return next(form for form in found.forms if nearest <= form.last)
+
+    def knows(self, section: str, key: str) -> bool:
+        """Whether it has a key."""
+        return self.form(section, key) is not None
+
+    def per_second(self, section: str, key: str) -> int:
+        """How many units of a time are one second."""
+        form = self.form(section, key)
+        unit = form.unit if form is not None else ""
+        return _PER_SECOND[unit or ("ms" if key.endswith("_ms") else "s")]
+
+    def has_section(self, section: str) -> bool:
+        """Whether it has a section."""
+        nearest = self._nearest
+        return any(
+            key.section == section and key.runtime == self.runtime and nearest in key.releases
+            for key in key_table().keys.values()
+        )
+
+    def refuses_unknown_keys(self, section: str) -> bool:
+        """Whether an unknown key in a section makes it refuse the file."""
+        found = key_table().strict.get((self.runtime, section))
+        return found is not None and self._nearest in found
+
+    def takes_annotation(self, name: str) -> bool:
+        """Whether it supports io.katacontainers.config.hypervisor.NAME."""
+        found = key_table().annotations.get((self.runtime, name))
+        return found is not None and self._nearest in found
+
+
+def has_annotation(name: str) -> bool:
+    """Whether any release of any runtime supports io.katacontainers.config.hypervisor.NAME."""
+    return any(name == each for _, each in key_table().annotations)
 
 
 def handler_configuration(handler: str) -> HostPath:
@@ -188,15 +327,9 @@ class KataRequest(Value):
     """Hypervisor annotations that pods may use."""
     kernel_params: tuple[str, ...] = ()
     """Arguments for the guest kernel, added to those of the configuration."""
-
-
-class KataSetup(Value):
-    """The facts of the host that the plan needs."""
-
-    pod_resources: HostPath = POD_RESOURCES
-    """The kubelet's socket."""
-    firmware: HostPath | None = None
-    """Kata's own OVMF, if it exists."""
+    kubelet_socket: HostPath = POD_RESOURCES
+    own_firmware: HostPath | None = None
+    """Kata's own OVMF, if the host has it; used if the BARs need firmware."""
 
 
 class KeyEntry(Value):
@@ -247,142 +380,3 @@ def guest_mebibytes(option: str, text: str) -> int:
         remedy = f"write a number with a unit, e.g. {option} 6G or {option} 6144M"
         raise UsageError(message, f"{remedy} (a number without a unit is MiB)")
     return found
-
-
-KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean", "tables"]
-"""Types of TOML; the plurals are arrays."""
-_PER_SECOND = {"s": 1, "ms": 1000}
-
-
-class Releases(Value):
-    """The first and the last release with a feature, which those between also have."""
-
-    first: Version
-    last: Version
-
-    def __contains__(self, release: Version) -> bool:
-        """Whether a release is in the range."""
-        return self.first <= release <= self.last
-
-
-class KeyForm(Value):
-    """The type of a key's value, up to a release."""
-
-    last: Version
-    type: KeyType
-    range: str = ""
-    """The range of integers: `u32`, `i8`; empty for 64 bits."""
-    unit: str = ""
-    """`ms` or `s`, for a time whose key does not end with `_ms`."""
-
-
-class KataKey(Value):
-    """A key of a section, in one runtime."""
-
-    runtime: RuntimeName
-    section: str
-    """`hypervisor`, `runtime`, `agent`, …: without the name of the hypervisor or agent."""
-    key: str
-    releases: Releases
-    forms: tuple[KeyForm, ...]
-    """Ordered by release."""
-
-
-class KataSchema(Value, dict=True):
-    """All keys of all known releases, and other facts about configurations."""
-
-    releases: tuple[Version, ...]
-    """In ascending order."""
-    keys: tuple[KataKey, ...]
-    strict: dict[tuple[RuntimeName, str], Releases]
-    """By runtime and section: where an unknown key makes the runtime refuse the file."""
-    annotations: dict[tuple[RuntimeName, str], Releases]
-    """By runtime and NAME: the annotations io.katacontainers.config.hypervisor.NAME."""
-
-    @cached_property
-    def _by_place(self) -> dict[tuple[str, str, str], KataKey]:
-        return {(key.runtime, key.section, key.key): key for key in self.keys}
-
-    def _nearest(self, release: KataRelease) -> Version:
-        """The release itself, or the last known one before it."""
-        return self.releases[max(bisect_right(self.releases, release.version) - 1, 0)]
-
-    def find(self, runtime: RuntimeName, section: str, key: str) -> KataKey | None:
-        """A key, in any release."""
-        return self._by_place.get((runtime, section, key))
-
-    def form(self, release: KataRelease, section: str, key: str) -> KeyForm | None:
-        """The type of a key's value in a release; None if the release does not have it."""
-        found, nearest = self.find(release.runtime, section, key), self._nearest(release)
-        if found is None or nearest not in found.releases:
-            return None
-        return next(form for form in found.forms if nearest <= form.last)
-
-    def knows(self, release: KataRelease, section: str, key: str) -> bool:
-        """Whether a release has a key."""
-        return self.form(release, section, key) is not None
-
-    def per_second(self, release: KataRelease, section: str, key: str) -> int:
-        """How many units of a time are one second."""
-        form = self.form(release, section, key)
-        unit = form.unit if form is not None else ""
-        return _PER_SECOND[unit or ("ms" if key.endswith("_ms") else "s")]
-
-    def has_section(self, release: KataRelease, section: str) -> bool:
-        """Whether a release has a section."""
-        nearest = self._nearest(release)
-        return any(
-            key.section == section and key.runtime == release.runtime and nearest in key.releases
-            for key in self.keys
-        )
-
-    def first(self, runtime: RuntimeName, section: str, key: str) -> Version | None:
-        """The first release with a key; None without any."""
-        found = self.find(runtime, section, key)
-        return None if found is None else found.releases.first
-
-    def refuses_unknown_keys(self, release: KataRelease, section: str) -> bool:
-        """Whether an unknown key in a section makes a release refuse the file."""
-        found = self.strict.get((release.runtime, section))
-        return found is not None and self._nearest(release) in found
-
-    def takes_annotation(self, release: KataRelease, name: str) -> bool:
-        """Whether a release supports io.katacontainers.config.hypervisor.NAME."""
-        found = self.annotations.get((release.runtime, name))
-        return found is not None and self._nearest(release) in found
-
-    def has_annotation(self, name: str) -> bool:
-        """Whether any release of any runtime supports it."""
-        return any(name == each for _, each in self.annotations)
-
-
-_FORM = ("type", "range", "unit")
-
-
-@cache
-def key_table() -> KataSchema:
-    """The key table that vfiomgr ships."""
-    with open(f"{resource_directory('kata')}/keys.json", encoding="utf-8") as file:
-        document = json.load(file)
-    return KataSchema(
-        releases=tuple(map(Version.parse, document["releases"])),
-        keys=tuple(map(_key, document["keys"])),
-        strict={(row["runtime"], row["section"]): _releases(row) for row in document["strict"]},
-        annotations={
-            (row["runtime"], row["annotation"]): _releases(row) for row in document["annotations"]
-        },
-    )
-
-
-def _key(row: dict[str, Any]) -> KataKey:
-    forms = tuple(map(_form, (*row.get("before", ()), row)))
-    return KataKey(row["runtime"], row["section"], row["key"], _releases(row), forms)
-
-
-def _form(row: dict[str, Any]) -> KeyForm:
-    values = {name: row[name] for name in _FORM if name in row}
-    return KeyForm(Version.parse(row["last"]), **values)
-
-
-def _releases(row: dict[str, Any]) -> Releases:
-    return Releases(Version.parse(row["first"]), Version.parse(row["last"]))

@@ -9,10 +9,10 @@ from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image_rules import check_guest_image
-from vfiomgr.kata.manifests.plan import is_label
+from vfiomgr.kata.explain.image import check_guest_image
+from vfiomgr.kata.facts import read_settings
+from vfiomgr.kata.kubernetes import is_label
 from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
-from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.snapshot.named import find_device
 

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import is_kind
-from vfiomgr.containers.cdi.model import generating
+from vfiomgr.containers.cdi.model import PGPU, generating
 from vfiomgr.containers.resource_names import default_names
+from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
+from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import offers as ready_groups
-from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
-from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.mediated import devices_named
-from vfiomgr.kata.manifests.plan import (
-    NAMINGS,
-    Naming,
-    PodDevice,
-    PodOptions,
+from vfiomgr.kata.kubernetes import (
+    PodRequest,
+    ResourceRequest,
     RuntimeClassRequest,
-    offers,
     parse_selector,
-    pods_for,
     require_image,
     require_label,
     require_resource,
     require_subdomain,
-    resource_of_none,
-    selection_of,
-    selections,
-    units_of,
 )
 from vfiomgr.kata.model import (
+    CUDA_SAMPLE,
     DEFAULT_HANDLER,
     LEAST_GUEST_MIB,
+    MAX_PORTS,
     guest_mebibytes,
+    is_cdi_gpu,
 )
+from vfiomgr.kata.plan import GPU_MEMORY_MIB, recommended_overhead_mib
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
+from vfiomgr.pci.model import PciDevice
 from vfiomgr.units import mebibytes
 from vfiomgr.users.node_agent import find_status
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.kata.manifests.plan import PodRequest, Workload
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -54,6 +52,25 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMINGS", "Naming", "pods", "runtime_class"]
 
+Naming = Literal["agent", "model", "pgpu"]
+"""The device plugin of the resource: the node agent of vfiomgr, kubevirt-gpu-device-plugin (the
+model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
+NAMINGS: tuple[Naming, ...] = ("agent", "model", "pgpu")
+
+_MAKER = expression(r"^NVIDIA Corporation ", re.IGNORECASE)
+_UNKNOWN = expression(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
+"""The name of a device that pci.ids does not have."""
+_LONGEST_NAME = 63
+"""Characters of a label, and of the name of a resource."""
+_CUDA = "nvcr.io/nvidia/cuda:12.5.1-base-ubuntu22.04"
+_BUSYBOX = "docker.io/library/busybox:stable"
+_CONTAINER_DISK = "quay.io/containerdisks/fedora:latest"
+_STAY = ("sleep", "infinity")
+_LOOK = ("lspci", "-k")
+"""Which devices are plugged into the VM, and which driver of the guest uses them."""
+_ATTRIBUTES = 'device.attributes["vfiomgr.io"]'
+_FUNCTIONS = f'device.driver == "vfiomgr.io" && {_ATTRIBUTES}.family == "function"'
+"""As in the DeviceClass vfio.vfiomgr.io."""
 _CLAIMS_IGNORED = (
     "Kata ignores claims when it starts a VM (kata-containers/kata-containers#13322): with "
     "cold_plug_vfio the pod starts without its device. Only the Go runtime with hot_plug_vfio "
@@ -67,6 +84,26 @@ _GATES_NEEDED = (
 )
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy sets on nodes where it installed Kata."""
+
+
+class PodDevice(Value):
+    """What a device plugin offers as one device: an entire IOMMU group."""
+
+    functions: tuple[PciDevice, ...]
+
+    @property
+    def lead(self) -> PciDevice:
+        """Its GPU or accelerator, or its first function."""
+        return next((d for d in self.functions if d.is_graphics_or_accelerator), self.functions[0])
+
+    @property
+    def is_nvidia_gpu(self) -> bool:
+        """Whether Kata passes the GPU's index to the guest's agent."""
+        return is_cdi_gpu(self.lead)
+
+
+Offered = dict[str, tuple[PodDevice, ...]]
+"""Devices by the resource, or by the CEL expression, that requests them."""
 
 
 def pods(  # noqa: PLR0913 - each is an option of the command
@@ -103,27 +140,41 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
-    if dra and resource is None:
+    by_claim = dra and resource is None
+    if by_claim:
         offered = selections(units) or {"": ()}
     else:
         offered = {resource: units} if resource else offers(units, naming, _names(host, units))
-    kind: Workload = "VirtualMachine" if kubevirt else "Deployment" if deployment else "Pod"
-    options = PodOptions(
-        kind=kind,
+    template = PodRequest(
+        kind="VirtualMachine" if kubevirt else "Deployment" if deployment else "Pod",
         name=require_label("--name", name),
         namespace=None if namespace is None else require_label("--namespace", namespace),
         runtime_class=require_subdomain("--runtime-class", runtime_class),
-        image=None if image is None else require_image("--image", image),
+        image="" if image is None else require_image("--image", image),
         memory_mib=_limit(memory),
         cpus=cpus,
-        count=count,
-        by_claim=dra and resource is None,
+        by_claim=by_claim,
         selector=selection_of(resource, units) if dra and resource else "",
     )
-    offered = offered or {resource_of_none(naming): ()}
-    wanted = pods_for(offered, options, together=bool(addresses))
+    offered = offered or {_resource_of_none(naming): ()}
+    wanted = pods_for(offered, template, count, together=bool(addresses))
     _tell(source, host, offered, wanted)
     return wanted
+
+
+def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
+    """The IOMMU groups of the named devices, or slots without groups; or all available ones.
+
+    Bridges of a group stay on the host; functions of one group are one unit.
+    """
+    if not addresses:
+        return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
+    found: dict[tuple[PciAddress, ...], PodDevice] = {}
+    for device in devices_named(host, addresses):
+        members = host.group_members(device.iommu_group) or host.slot(device)
+        functions = tuple(member for member in members if not member.is_bridge)
+        found.setdefault(tuple(member.address for member in functions), PodDevice(functions))
+    return tuple(found.values())
 
 
 def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, str]:
@@ -140,31 +191,157 @@ def _limit(memory: str) -> int:
     """The memory limit of a container in MiB."""
     found = mebibytes("--memory", memory)
     if memory.strip().isdecimal() and found < LEAST_GUEST_MIB:
-        message = f"missing unit: --memory {memory}"
-        raise UsageError(message, f"write --memory {memory}G (a number without a unit is MiB)")
+        message = f"--memory {memory} has no unit and means {found} MiB"
+        raise UsageError(message, f"write --memory {found}G, or --memory {found}M if you mean MiB")
     return found
 
 
-def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
-    """The IOMMU groups of the named devices, or all available ones."""
-    if not addresses:
-        return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
-    return units_of(host, devices_named(host, addresses))
+def offers(units: Iterable[PodDevice], naming: Naming, names: Mapping[PciAddress, str]) -> Offered:
+    """The units of each resource, by address; `names` are the resources of the node agent.
+
+    Raises:
+        Refusal: the device plugin does not offer such a device.
+
+    """
+    found: Offered = {}
+    for unit in units:
+        name = _resource_of(unit, naming, names)
+        found[name] = (*found.get(name, ()), unit)
+    return found
+
+
+def _resource_of(unit: PodDevice, naming: Naming, names: Mapping[PciAddress, str]) -> str:
+    if naming == "agent":
+        return names[unit.lead.address]
+    if not unit.is_nvidia_gpu:
+        message = f"no NVIDIA plugin offers {unit.lead}, so --naming {naming} gives no name"
+        hint = "set the resource that offers it: --resource domain/name"
+        refuse("kata-resource-unnamed", unit.lead.address, message, hint)
+    return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else PGPU
+
+
+def model_name(device: PciDevice) -> str:
+    """The model from pci.ids as kubevirt-gpu-device-plugin writes it: `GP104GL_TESLA_P4`.
+
+    Upper case; `/`, `.` and white space become `_`; other characters are dropped (getDeviceName in
+    pkg/device_plugin/device_plugin.go). For a model that pci.ids lacks, its PCI ID is used.
+    """
+    if _UNKNOWN.match(device.name):
+        return device.device_id
+    text = _MAKER.sub("", device.name).strip().upper().replace("/", "_").replace(".", "_")
+    return re.sub(r"[^A-Z0-9_]+", "", re.sub(r"\s+", "_", text))[:_LONGEST_NAME].strip("_")
+
+
+def _resource_of_none(naming: Naming) -> str:
+    """The resource of future devices if none is available yet; it may depend on their model."""
+    if naming != "pgpu":
+        message = "no available device whose model could name the resource"
+        hint = (
+            "name a device: vfiomgr kata pod ADDRESS; or set the resource: --resource domain/name"
+        )
+        refuse("kata-resource-unnamed", "", message, hint)
+    return PGPU
+
+
+def selections(units: Iterable[PodDevice]) -> Offered:
+    """The units by the CEL expression that selects their model in a claim."""
+    found: Offered = {}
+    for unit in units:
+        ids = (("vendor", unit.lead.vendor_id), ("device", unit.lead.device_id))
+        name = " && ".join(f'{_ATTRIBUTES}.{key} == "{value}"' for key, value in ids)
+        found[name] = (*found.get(name, ()), unit)
+    return found
+
+
+def selection_of(resource: str, units: Iterable[PodDevice]) -> str:
+    """The CEL expression of a DeviceClass that offers the units as a resource.
+
+    Raises:
+        UsageError: there are none, or they have several models.
+
+    """
+    found = [*selections(units)]
+    if len(found) != 1:
+        what = "several models" if found else "no devices"
+        message = f"a DeviceClass for {resource} selects one model, but there are {what}"
+        raise UsageError(message, f"name one: vfiomgr kata pod ADDRESS --dra --resource {resource}")
+    return f"{_FUNCTIONS} && {found[0]}"
+
+
+def pods_for(
+    offered: Offered, template: PodRequest, count: int | None, *, together: bool
+) -> tuple[PodRequest, ...]:
+    """One pod for all units of all resources, or one for each resource.
+
+    `template` is a pod without devices; without an image it gets one that shows the device.
+
+    Raises:
+        UsageError: a count was given for several resources.
+        Refusal: there are more functions than Kata has root ports.
+
+    """
+    if together:
+        if count is not None and len(offered) > 1:
+            message = f"--count {count} is ambiguous: the devices belong to {', '.join(offered)}"
+            raise UsageError(message, "omit --count: each resource is requested as often as named")
+        counts = {name: count or len(units) for name, units in offered.items()}
+        return (_with_devices(template, counts, offered),)
+    found = []
+    for number, name in enumerate(offered, 1):
+        pod = _with_devices(template, {name: count or 1}, offered)
+        if len(offered) > 1:
+            end = f"-{number}"
+            pod = replace(pod, name=pod.name[: _LONGEST_NAME - len(end)].rstrip("-") + end)
+        found.append(pod)
+    return tuple(found)
+
+
+def _with_devices(template: PodRequest, counts: dict[str, int], offered: Offered) -> PodRequest:
+    if template.kind != "VirtualMachine":
+        _refuse_too_many(counts, offered)
+    items = tuple(
+        ResourceRequest(
+            name, count, is_gpu=all(u.lead.is_graphics_or_accelerator for u in offered[name])
+        )
+        for name, count in counts.items()
+    )
+    pod = replace(template, resources=items)
+    if pod.image:
+        return pod
+    is_cuda = any(unit.is_nvidia_gpu for name in counts for unit in offered[name])
+    image, command = _usual_image(pod, is_cuda=is_cuda)
+    return replace(pod, image=image, command=command)
+
+
+def _usual_image(pod: PodRequest, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]:
+    """An image and its command: the sample fails without a GPU; a Deployment must keep running."""
+    if pod.kind == "VirtualMachine":
+        return _CONTAINER_DISK, ()
+    if pod.kind == "Deployment":
+        return (_CUDA if is_cuda else _BUSYBOX), _STAY
+    return (CUDA_SAMPLE, ()) if is_cuda else (_BUSYBOX, _LOOK)
+
+
+def _refuse_too_many(counts: dict[str, int], offered: Offered) -> None:
+    """Make sure that Kata has enough root ports for the largest units, as the kubelet chooses."""
+    ports = 0
+    for name, count in counts.items():
+        ports += count * max((len(unit.functions) for unit in offered[name]), default=1)
+    if ports > MAX_PORTS:
+        message = f"{ports} functions need a root port each, but Kata has only {MAX_PORTS}"
+        hint = "request fewer devices per pod, and use more pods"
+        refuse("kata-too-many-devices", "", message, hint)
 
 
 def _tell(
-    source: HostSource,
-    host: HostSnapshot,
-    offered: dict[str, tuple[PodDevice, ...]],
-    requests: tuple[PodRequest, ...],
+    source: HostSource, host: HostSnapshot, offered: Offered, requests: tuple[PodRequest, ...]
 ) -> None:
     """Note what else the pods need to start."""
-    units = [unit for found in offered.values() for unit in found]
-    if not units:
+    lead = [unit.lead for found in offered.values() for unit in found]
+    if not lead:
         source.on_note(
             "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create"
         )
-    lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.vgpus.is_ready_for_guests(d)])
     if notes := list(_of_others(offered, requests[0])):
         for note in notes:
@@ -204,25 +381,18 @@ def _of_others(offered: Iterable[str], request: PodRequest) -> Iterator[str]:
     if request.by_claim or request.selector:
         yield _GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED
         yield _DRIVER_NEEDED
-        if request.selector:
-            yield _extended(request.resources[0].name)
-    elif of_kubevirt:
-        yield from map(_of_kubevirt, offered)
-
-
-def _extended(resource: str) -> str:
-    return (
-        f"a DeviceClass offers {resource} from Kubernetes 1.36 on; the device plugin must offer "
-        "these devices under another name: vfiomgr node run --alias"
-    )
-
-
-def _of_kubevirt(resource: str) -> str:
-    return (
-        f"the VMs wait until the device plugin offers {resource}: vfiomgr node run --consumer "
-        "kubevirt. KubeVirt refuses them unless permittedHostDevices of its configuration has the "
-        "resource, with externalResourceProvider: true"
-    )
+    if request.selector:
+        yield (
+            f"a DeviceClass offers {request.resources[0].name} from Kubernetes 1.36 on; the device "
+            "plugin must offer these devices under another name: vfiomgr node run --alias"
+        )
+    if of_kubevirt and not (request.by_claim or request.selector):
+        for resource in offered:
+            yield (
+                f"the VMs wait until the device plugin offers {resource}: vfiomgr node run "
+                "--consumer kubevirt. KubeVirt refuses them unless permittedHostDevices of its "
+                "configuration has the resource, with externalResourceProvider: true"
+            )
 
 
 def runtime_class(  # noqa: PLR0913 - each is an option of the command

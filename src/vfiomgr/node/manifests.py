@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr import __version__
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.manifests.plan import parse_selector, require_image, require_label
-from vfiomgr.kata.manifests.render import quoted, template
+from vfiomgr.kata.kubernetes import (
+    parse_selector,
+    quoted,
+    require_image,
+    require_label,
+    template,
+)
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
 from vfiomgr.node.model import SERVICE_ACCOUNT
 from vfiomgr.paths import HostPath
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.kata.manifests.render import Object
+    from vfiomgr.kata.kubernetes import Object
 
 DISTRIBUTIONS = tuple(KUBELET_ROOTS)
 POD_RESOURCES = "pod-resources"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.model import KataRelease, key_table
+from vfiomgr.kata.check import check_keys
+from vfiomgr.kata.model import KataRelease
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def check(text: str, version: str, *, is_drop_in: bool = False) -> tuple[Diagnos
     """Findings about a text, for `go 4.1` or `rs 3.31`."""
     runtime: RuntimeName = "rs" if version.startswith("rs") else "go"
     release = KataRelease(Version.parse(version.split()[1]), runtime)
-    return check_keys(tomllib.loads(text), release, key_table(), is_drop_in=is_drop_in)
+    return check_keys(tomllib.loads(text), release, is_drop_in=is_drop_in)
 
 
 FINE = """

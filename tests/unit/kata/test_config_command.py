@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from vfiomgr.documents.text import is_sealed, sealed
-from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.model import KataRelease, key_table
+from vfiomgr.kata.check import check_keys
+from vfiomgr.kata.model import KataRelease
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_each_release_and_runtime_has_its_keys(
     answer = run("kata", "config", "02:00.0", *options)
     matches(f"kata/{version}-{runtime}.toml", answer.stdout)
     release = KataRelease(Version.parse(version), runtime)
-    assert check_keys(document(answer), release, key_table(), is_drop_in=True) == ()
+    assert check_keys(document(answer), release, is_drop_in=True) == ()
 
 
 @pytest.mark.parametrize(("version", "runtime"), [("4.1", "go"), ("3.31", "rs"), ("4.1", "rs")])
@@ -280,11 +280,12 @@ def test_a_broken_configuration_that_is_found_is_no_base(run: Run, kernel: FakeK
     assert "no configuration for qemu found" in answer.stderr
 
 
-def test_mediated_devices_are_refused_with_what_works(run: Run) -> None:
-    answer = run("kata", "config", "F715F63C-0d00-4007-9c5a-b07b0c6c05de")
-    assert answer.status == 4
-    assert "Kata does not support mediated devices:" in answer.stderr
-    assert "vfiomgr libvirt hostdev" in answer.stderr
+@pytest.mark.parametrize("command", ["kata config", "kata pod", "check pod"])
+def test_an_unknown_vgpu_is_not_found(run: Run, command: str) -> None:
+    answer = run(*command.split(), "F715F63C-0d00-4007-9c5a-b07b0c6c05de")
+    assert answer.status == 2
+    assert "active vGPU not found: f715f63c-0d00-4007-9c5a-b07b0c6c05de" in answer.stderr
+    assert "vfiomgr libvirt hostdev" not in answer.stderr
 
 
 def test_a_snapshot_tells_nothing_of_kata_and_serves_all_the_same(

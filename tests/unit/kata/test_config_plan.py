@@ -13,26 +13,24 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.kata.config.bases import render_drop_in, render_whole
-from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.config.plan import plan_config
+from vfiomgr.kata.check import check_keys
+from vfiomgr.kata.configurations import render_drop_in, render_whole
+from vfiomgr.kata.facts import read_settings
 from vfiomgr.kata.model import (
     KataHypervisor,
     KataPlan,
     KataRelease,
     KataRequest,
-    KataSetup,
     Plug,
     RuntimeName,
     key_table,
 )
-from vfiomgr.kata.settings import read_settings
+from vfiomgr.kata.plan import plan_config
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.units import GIB, Version
 
 MAIN = HostPath("/opt/kata/share/defaults/kata-containers/configuration-qemu.toml")
-TABLE = key_table()
 OVMF = HostPath("/opt/kata/share/ovmf/OVMF.fd")
 ONE = (gpu("0000:17:00.0", 17),)
 SMALL = (gpu("0000:17:00.0", 17, size=GIB),)
@@ -42,7 +40,6 @@ NIC = replace(pci_device("0000:05:00.0"), class_code="020000")
 def plan(
     release: str = "go 4.1",
     base: str | None = None,
-    setup: KataSetup | None = None,
     architecture: str = "x86_64",
     **options: Any,
 ) -> KataPlan:
@@ -53,7 +50,7 @@ def plan(
     )
     host = with_facts(two_sockets(), cpu_address_bits=46, architecture=architecture)
     configured = None if base is None else read_settings(MAIN, base)
-    return plan_config(host, wanted, TABLE, configured, setup)
+    return plan_config(host, wanted, configured)
 
 
 def rule_of(refused: pytest.ExceptionInfo[Refusal]) -> str:
@@ -81,7 +78,7 @@ def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
 def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
     wanted = KataRequest(KataRelease(Version(4, 1), "go"), SMALL)
     small = HostTopology((node(0, range(2), gib=4),))
-    done = plan_config(with_facts(two_sockets(), topology=small), wanted, TABLE)
+    done = plan_config(with_facts(two_sockets(), topology=small), wanted)
     assert done.value("default_memory") is None
     assert any("MiB for guests with a GPU are more than this host's" in note for note in done.notes)
 
@@ -176,7 +173,7 @@ def test_annotations_are_named_in_several_ways_and_always_anchored() -> None:
 def test_large_bars_want_wide_addresses_and_a_firmware() -> None:
     assert plan(functions=SMALL).value("cpu_features") is None
     large = (gpu("0000:17:00.0", 17, size=128 * GIB),)
-    done = plan(functions=large, setup=KataSetup(firmware=OVMF))
+    done = plan(functions=large, own_firmware=OVMF)
     assert done.value("cpu_features") == "pmu=off,host-phys-bits=on"
     assert done.value("firmware") == OVMF
     without = plan(functions=large)
@@ -186,8 +183,7 @@ def test_large_bars_want_wide_addresses_and_a_firmware() -> None:
         for note in without.notes
     )
     base = "[hypervisor.qemu]\nfirmware = '/own.fd'"
-    found = KataSetup(firmware=OVMF)
-    assert plan(functions=large, base=base, setup=found).value("firmware") is None
+    assert plan(functions=large, base=base, own_firmware=OVMF).value("firmware") is None
     assert plan(functions=large, base=base, firmware="/x.fd").value("firmware") == "/x.fd"
     assert plan(functions=(*SMALL, gpu("0000:31:00.0", 31, size=GIB))).value("cpu_features")
 
@@ -248,8 +244,8 @@ def test_what_a_runtime_cannot_is_refused_with_who_can(
 def test_the_kubelet_is_asked_where_kata_can() -> None:
     key = "pod_resource_api_sock"
     assert plan("go 3.24").value(key) == "/var/lib/kubelet/pod-resources/kubelet.sock"
-    other = KataSetup(pod_resources=HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock"))
-    assert plan("go 3.24", setup=other).value(key) == other.pod_resources
+    other = HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
+    assert plan("go 3.24", kubelet_socket=other).value(key) == other
     assert plan("go 3.24", has_pod_resources=False).value(key) == ""
     assert plan("go 3.15").value(key) is None
     assert any("annotations cdi.k8s.io" in note for note in plan("go 3.15").notes)
@@ -313,7 +309,7 @@ BASES = st.sampled_from(
 
 @st.composite
 def wanted(draw: st.DrawFn) -> KataRequest:
-    version = draw(st.sampled_from(TABLE.releases))
+    version = draw(st.sampled_from(key_table().releases))
     count = draw(st.integers(0, 17))
     size = draw(st.sampled_from([GIB, 32 * GIB, 256 * GIB]))
     functions = tuple(gpu(f"0000:{bus:02x}:00.0", bus, size=size) for bus in range(1, count + 1))
@@ -338,7 +334,7 @@ def test_no_key_is_ever_written_that_the_release_does_not_know(
     configured = None if base is None else read_settings(MAIN, base)
     host = with_facts(host_of(), cpu_address_bits=bits)
     try:
-        done = plan_config(host, wanted, TABLE, configured, KataSetup(firmware=OVMF))
+        done = plan_config(host, replace(wanted, own_firmware=OVMF), configured)
     except Refusal:
         return
     _require_known_keys(done)
@@ -355,17 +351,17 @@ def _require_known_keys(done: KataPlan) -> None:
         for key in (tables if section == "runtime" else next(iter(tables.values())))
     ]
     assert written
-    assert all(TABLE.knows(done.release, section, key) for section, key in written), written
-    assert check_keys(document, done.release, TABLE, is_drop_in=True) == ()
+    assert all(done.release.knows(section, key) for section, key in written), written
+    assert check_keys(document, done.release, is_drop_in=True) == ()
 
 
 @pytest.mark.parametrize("runtime", get_args(RuntimeName))
-@pytest.mark.parametrize("version", TABLE.releases, ids=str)
+@pytest.mark.parametrize("version", key_table().releases, ids=str)
 def test_each_release_gets_its_own_keys_alone(version: Version, runtime: RuntimeName) -> None:
     release = KataRelease(version, runtime)
     for hypervisor in get_args(KataHypervisor):
         wanted = KataRequest(release, SMALL, hypervisor=hypervisor, annotations=("kernel_params",))
-        done = plan_config(two_sockets(), wanted, TABLE)
+        done = plan_config(two_sockets(), wanted)
         _require_known_keys(done)
         has_ports = hypervisor == "qemu" and (runtime == "rs" or version >= Version(3, 6))
         assert (done.value("pcie_root_port") == 1) == has_ports

@@ -20,7 +20,7 @@ from tests.unit.kata_nodes import (
     SPECIFICATION,
     KataNode,
 )
-from vfiomgr.kata.explain.model import NUMBERS, SILENT
+from vfiomgr.kata.explain.context import NUMBERS, SILENT
 from vfiomgr.rules.texts import all_texts
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.kata.explain.image import GuestFile, GuestImage, file_system_of
-from vfiomgr.kata.explain.image_rules import check_guest_image
+from vfiomgr.kata.explain.image import GuestFile, GuestImage, check_guest_image, file_system_of
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice

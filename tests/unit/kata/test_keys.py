@@ -10,7 +10,15 @@ from typing import Any, get_args
 import pytest
 
 from vfiomgr.documents.text import resource_directory
-from vfiomgr.kata.model import NEWEST, OLDEST, KataRelease, KeyType, RuntimeName, key_table
+from vfiomgr.kata.model import (
+    NEWEST,
+    OLDEST,
+    KataRelease,
+    KeyType,
+    RuntimeName,
+    has_annotation,
+    key_table,
+)
 from vfiomgr.units import Version
 
 TABLE = key_table()
@@ -56,7 +64,7 @@ def document() -> Any:
 )
 def test_the_releases_of_keys_that_matter(place: str, first: str, last: str) -> None:
     runtime, section, key = place.split()
-    found = TABLE.find("go" if runtime == "go" else "rs", section, key)
+    found = release("4.1", "go" if runtime == "go" else "rs").key(section, key)
     assert found is not None
     assert (str(found.releases.first), str(found.releases.last)) == (first, last)
 
@@ -75,12 +83,12 @@ def test_the_releases_of_keys_that_matter(place: str, first: str, last: str) -> 
 )
 def test_keys_that_no_release_of_a_runtime_has(place: str) -> None:
     runtime, section, key = place.split()
-    assert TABLE.find("go" if runtime == "go" else "rs", section, key) is None
+    assert release("4.1", "go" if runtime == "go" else "rs").key(section, key) is None
 
 
 def test_a_release_between_those_of_the_table_is_the_one_before_it() -> None:
     def knows(version: str, section: str = "hypervisor", key: str = "pcie_root_port") -> bool:
-        return TABLE.knows(release(version, "go"), section, key)
+        return release(version, "go").knows(section, key)
 
     assert [knows(each) for each in ("3.5.0", "3.5.9", "3.6.0", "3.6.1", "4.2.0")] == [
         *(False, False, True, True, True),
@@ -91,15 +99,15 @@ def test_a_release_between_those_of_the_table_is_the_one_before_it() -> None:
 def test_units_and_types_by_release() -> None:
     def milliseconds(version: str) -> int:
         key = "create_container_timeout"
-        return TABLE.per_second(release(version, "rs"), "agent", key)
+        return release(version, "rs").per_second("agent", key)
 
     assert [milliseconds(each) for each in ("3.19.0", "3.20.0", "3.21.0", "4.1.0")] == [
         *(1000, 1000, 1, 1),
     ]
-    assert TABLE.per_second(release("4.1", "rs"), "agent", "reconnect_timeout_ms") == 1000
-    assert TABLE.per_second(release("3.18", "rs"), "agent", "request_timeout_ms") == 1000
-    assert TABLE.per_second(release("4.1", "go"), "agent", "dial_timeout") == 1
-    vcpus = [TABLE.form(release(v, "go"), "hypervisor", "default_vcpus") for v in ("3.2", "3.3")]
+    assert release("4.1", "rs").per_second("agent", "reconnect_timeout_ms") == 1000
+    assert release("3.18", "rs").per_second("agent", "request_timeout_ms") == 1000
+    assert release("4.1", "go").per_second("agent", "dial_timeout") == 1
+    vcpus = [release(v, "go").form("hypervisor", "default_vcpus") for v in ("3.2", "3.3")]
     assert [form and form.type for form in vcpus] == ["integer", "number"]
 
 
@@ -108,27 +116,27 @@ def test_where_an_unknown_key_is_refused() -> None:
         (version, section)
         for version in ("3.28", "3.29", "4.1")
         for section in ("agent", "agent.mem_agent", "hypervisor", "hypervisor.factory", "runtime")
-        if TABLE.refuses_unknown_keys(release(version, "rs"), section)
+        if release(version, "rs").refuses_unknown_keys(section)
     }
     strict = {"agent", "agent.mem_agent", "hypervisor.factory"}
     assert refusing == {(version, section) for version in ("3.29", "4.1") for section in strict}
 
 
 def test_annotations_by_release() -> None:
-    assert TABLE.takes_annotation(release("3.2", "rs"), "pcie_root_port")
-    assert not TABLE.takes_annotation(release("3.16", "rs"), "pcie_switch_port")
-    assert TABLE.takes_annotation(release("3.17", "rs"), "pcie_switch_port")
-    assert not TABLE.takes_annotation(release("4.1", "rs"), "cold_plug_vfio")
-    assert TABLE.takes_annotation(release("3.2", "go"), "cold_plug_vfio")
-    assert not TABLE.takes_annotation(release("3.5", "go"), "pcie_root_port")
-    assert not TABLE.has_annotation("nosuch")
+    assert release("3.2", "rs").takes_annotation("pcie_root_port")
+    assert not release("3.16", "rs").takes_annotation("pcie_switch_port")
+    assert release("3.17", "rs").takes_annotation("pcie_switch_port")
+    assert not release("4.1", "rs").takes_annotation("cold_plug_vfio")
+    assert release("3.2", "go").takes_annotation("cold_plug_vfio")
+    assert not release("3.5", "go").takes_annotation("pcie_root_port")
+    assert not has_annotation("nosuch")
 
 
 def test_the_last_release_has_as_many_keys_as_its_source() -> None:
     counts = Counter(
         (key.runtime, key.section)
-        for key in TABLE.keys
-        if TABLE.knows(release("4.1", key.runtime), key.section, key.key)
+        for key in TABLE.keys.values()
+        if release("4.1", key.runtime).knows(key.section, key.key)
     )
     assert counts["go", "hypervisor"] == 96
     assert counts["go", "runtime"] == 23
@@ -147,7 +155,7 @@ def test_the_table_is_whole() -> None:
     places = [(row["runtime"], row["section"], row["key"]) for row in table["keys"]]
     assert places == sorted(set(places))
     assert {row["runtime"] for row in table["keys"]} == set(get_args(RuntimeName))
-    for key in TABLE.keys:
+    for key in TABLE.keys.values():
         assert {key.releases.first, key.releases.last} <= set(TABLE.releases)
         assert key.forms[-1].last == key.releases.last
         assert {form.type for form in key.forms} <= set(get_args(KeyType))

@@ -16,11 +16,8 @@ from ruamel.yaml import YAML
 from tests.fakes.functions import moved
 from tests.unit.devices import pci_device
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.kata.config.sizing import recommended_overhead_mib
-from vfiomgr.kata.manifests import render
-from vfiomgr.kata.manifests.plan import (
-    PodDevice,
-    PodOptions,
+from vfiomgr.kata import kubernetes as render
+from vfiomgr.kata.kubernetes import (
     PodRequest,
     ResourceRequest,
     RuntimeClassRequest,
@@ -28,19 +25,18 @@ from vfiomgr.kata.manifests.plan import (
     is_extended_resource,
     is_label,
     is_subdomain,
-    model_name,
-    offers,
     parse_selector,
-    pods_for,
     require_image,
 )
 from vfiomgr.kata.model import DEVICE_CLASS
+from vfiomgr.kata.plan import recommended_overhead_mib
+from vfiomgr.kata.workloads import PodDevice, model_name, offers, pods_for
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=moved(GPU.address, function=1), class_code="040300")
 NIC = replace(GPU, vendor_id="8086", class_code="020000", name="Intel Corporation I350")
-OPTIONS = PodOptions("Pod", "gpu", None, "kata-vfio", None, 16384, 4, None)
+POD = PodRequest("Pod", "gpu", None, "kata-vfio", "", 16384, 4)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -143,7 +139,15 @@ def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.Dat
 def test_a_claim_requests_the_devices_of_a_pod(kind: Workload, expression: str) -> None:
     items = (ResourceRequest(expression, 2), ResourceRequest(expression, 1))
     wanted = PodRequest(
-        kind, "train", "research", "kata-vfio", "busybox:1", (), items, 1024, 1, by_claim=True
+        kind,
+        "train",
+        "research",
+        "kata-vfio",
+        "busybox:1",
+        1024,
+        1,
+        resources=items,
+        by_claim=True,
     )
     template, workload = render.claim_template(wanted), render.workload(wanted)
     validate([template, workload])
@@ -175,7 +179,7 @@ def test_pods_for_devices_of_many_hosts_are_valid(
     slot = [replace(device, address=moved(device.address, function=n)) for n in range(functions)]
     named = {each.address: "vfiomgr.io/A" for each in slot}
     offered = offers([PodDevice(tuple(slot))] * 2, "agent", named)
-    made = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
+    made = pods_for(offered, replace(POD, kind=kind), None, together=together)
     validate([render.workload(each) for each in made])
     (wanted,) = made
     is_gpu = device.is_graphics_or_accelerator
@@ -189,19 +193,19 @@ def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
     other = replace(GPU, name="NVIDIA Corporation GH100 [H100 PCIe]")
     offered = offers([PodDevice((GPU, AUDIO)), PodDevice((other,))], "model", {})
     assert list(offered) == ["nvidia.com/GA107GL_A2___A16", "nvidia.com/GH100_H100_PCIE"]
-    apart = pods_for(offered, OPTIONS, together=False)
+    apart = pods_for(offered, POD, None, together=False)
     assert [wanted.name for wanted in apart] == ["gpu-1", "gpu-2"]
-    (both,) = pods_for(offered, OPTIONS, together=True)
+    (both,) = pods_for(offered, POD, None, together=True)
     assert [item.count for item in both.resources] == [1, 1]
     with pytest.raises(UsageError, match="is ambiguous: the devices belong to"):
-        pods_for(offered, replace(OPTIONS, count=2), together=True)
+        pods_for(offered, POD, 2, together=True)
 
 
 def test_sixteen_root_ports_are_all_that_one_pod_gets() -> None:
     offered = offers([PodDevice((GPU, AUDIO))], "pgpu", {})
-    assert pods_for(offered, replace(OPTIONS, count=8), together=True)
+    assert pods_for(offered, POD, 8, together=True)
     with pytest.raises(Refusal, match="18 functions need a root port each"):
-        pods_for(offered, replace(OPTIONS, count=9), together=True)
+        pods_for(offered, POD, 9, together=True)
 
 
 @pytest.mark.parametrize(

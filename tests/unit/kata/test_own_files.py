@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.kata_nodes import CONFIGURATION, KataNode
-from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.model import KataRelease, key_table
+from vfiomgr.kata.check import check_keys
+from vfiomgr.kata.model import KataRelease
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def release(name: str) -> KataRelease:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_release_takes_it(name: str) -> None:
-    found = check_keys(tomllib.loads(text_of(name)), release(name), key_table())
+    found = check_keys(tomllib.loads(text_of(name)), release(name))
     assert [each for each in found if each.severity == "blocker"] == []
     ignored = [each.summary for each in found if each.severity == "warning"]
     assert [title.rpartition(" know ")[2] for title in ignored] == IGNORED.get(name, [])
@@ -53,7 +53,7 @@ def test_an_older_one_refuses_it_only_where_it_looks(
     name: str, version: str, key: str | None
 ) -> None:
     older = KataRelease(Version.parse(version), release(name).runtime)
-    found = check_keys(tomllib.loads(text_of(name)), older, key_table())
+    found = check_keys(tomllib.loads(text_of(name)), older)
     refused = [each.summary for each in found if each.severity == "blocker"]
     assert [title.rpartition(" know ")[2] for title in refused] == ([key] if key else [])
     assert any(each.severity == "warning" for each in found)

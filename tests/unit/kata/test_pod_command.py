@@ -153,8 +153,8 @@ def _limits(pod: Any) -> dict[str, str]:
 def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
     answer = run("kata", "pod", "--memory", "8")
     assert answer.status == 2
-    assert "missing unit: --memory 8\n" in answer.stderr
-    assert "remedy: write --memory 8G (a number without a unit is MiB)" in answer.stderr
+    assert "--memory 8 has no unit and means 8 MiB\n" in answer.stderr
+    assert "remedy: write --memory 8G, or --memory 8M if you mean MiB" in answer.stderr
     assert run("kata", "pod", GPU, "--memory", "64M").status == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.kata.settings import read_settings
+from vfiomgr.kata.facts import read_settings
 from vfiomgr.paths import HostPath
 
 MAIN = HostPath("/opt/kata/share/defaults/kata-containers/configuration-qemu.toml")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.unit.guest_hosts import gpu
-from vfiomgr.kata.config.sizing import Sizing, check_sizing, recommended_overhead_mib
+from vfiomgr.kata.plan import Sizing, check_sizing
 from vfiomgr.units import GIB
 
 
@@ -20,23 +18,6 @@ def found(**options: Any) -> list[tuple[str, str]]:
     findings = check_sizing(Sizing(**settings | {"host_address_bits": 46} | options))
     assert all(each.summary and each.why and each.evidence for each in findings)
     return [(each.rule, each.severity) for each in findings]
-
-
-@pytest.mark.parametrize(
-    ("overhead", "expected"),
-    [
-        (None, []),
-        (0, [("kata-overhead", "blocker")]),
-        (8191, [("kata-overhead", "blocker")]),
-        (8192, [("kata-overhead", "warning")]),
-        (10240, []),
-    ],
-)
-def test_the_overhead_holds_the_memory_that_a_guest_starts_with(
-    overhead: int | None, expected: list[tuple[str, str]]
-) -> None:
-    assert found(default_memory_mib=8192, overhead_mib=overhead) == expected
-    assert recommended_overhead_mib(8192) == 10240, "as kata-deploy's RuntimeClass has it"
 
 
 def test_a_guest_is_no_larger_than_its_host() -> None:

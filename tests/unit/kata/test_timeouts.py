@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.kata.config.check import container_timeout
-from vfiomgr.kata.model import KataRelease, key_table
-from vfiomgr.kata.settings import read_settings
+from vfiomgr.kata.check import container_timeout
+from vfiomgr.kata.facts import read_settings
+from vfiomgr.kata.model import KataRelease
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
 
@@ -32,4 +32,4 @@ def test_the_key_and_the_unit_are_those_of_the_release(
     runtime, version = release.split()
     kata = KataRelease(Version.parse(version), "rs" if runtime == "rs" else "go")
     settings = read_settings(HostPath("/x.toml"), text)
-    assert container_timeout(key_table(), kata, settings) == (key, seconds)
+    assert container_timeout(kata, settings) == (key, seconds)

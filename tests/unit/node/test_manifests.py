@@ -19,7 +19,7 @@ from tests.unit.node.pod_security import containers, violations
 from tests.unit.runtimes import put
 from vfiomgr import __version__
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.manifests.render import as_json, as_yaml
+from vfiomgr.kata.kubernetes import as_json, as_yaml
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
 from vfiomgr.layout.document import read_layouts
 from vfiomgr.node import manifests as manifests_module

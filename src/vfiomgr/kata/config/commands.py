@@ -15,8 +15,7 @@ from vfiomgr.documents.text import bytes_of, is_sealed, sealed
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.kata.commands import release_options
-from vfiomgr.kata.config import bases
-from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
+from vfiomgr.kata.configurations import is_drop_in, planned_configuration, tell_of_devices
 from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
@@ -198,9 +197,9 @@ def _tell_of_place(session: Session, path: str, output: str | None) -> None:
 
 def _refuse_over(before: str | None, text: str, path: str) -> None:
     """Refuse to replace files other than vfiomgr's own drop-in."""
-    if not bases.is_drop_in(text) or before is None or not before.strip():
+    if not is_drop_in(text) or before is None or not before.strip():
         return
-    if not bases.is_drop_in(before):
+    if not is_drop_in(before):
         message = f"cannot replace {path}: it is not a drop-in of vfiomgr"
         hint = (
             f"pass --output …/config.d/{DROP_IN}; or --whole {path} to change it and keep its "

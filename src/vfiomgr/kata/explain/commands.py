@@ -17,7 +17,7 @@ from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.containers.cdi.completion import complete_cdi_kind
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.completion import complete_handler
-from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
+from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
 from vfiomgr.kata.named import check_image as checked_image
 from vfiomgr.listing import first_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.cli.options import Format
     from vfiomgr.containers.runtimes.handlers import CriName
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.model import DeviceChain, Difference, KataTrace, TraceStep
+    from vfiomgr.kata.explain.context import DeviceChain, Difference, KataTrace, TraceStep
     from vfiomgr.kata.model import RuntimeName
 
 _COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}

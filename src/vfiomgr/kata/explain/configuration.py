@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vfiomgr.kata.config.check import check_keys, container_timeout
+from vfiomgr.kata.check import check_keys, container_timeout
 from vfiomgr.kata.explain.context import (
     COLD_PLUG,
     HOT_PLUG,
@@ -14,20 +14,20 @@ from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
     SETTINGS,
     annotation_breaks,
+    chain_break,
+    judged,
     not_enabled,
     not_known,
 )
-from vfiomgr.kata.explain.model import chain_break, judged
-from vfiomgr.kata.settings import NO_PORT
+from vfiomgr.kata.facts import NO_PORT
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.explain.model import TraceStep
-    from vfiomgr.kata.settings import KataSettings
+    from vfiomgr.kata.explain.context import PodContext, TraceStep
+    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.paths import HostPath
 
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
@@ -133,8 +133,8 @@ def _annotated(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
 
 def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     cold, release = settings.cold_plug, context.release
-    if cold != NO_PORT and not context.knows("hypervisor", COLD_PLUG):
-        first = context.keys.first(release.runtime, "hypervisor", COLD_PLUG)
+    if cold != NO_PORT and not release.knows("hypervisor", COLD_PLUG):
+        first = release.first("hypervisor", COLD_PLUG)
         what = f"{release} does not support {COLD_PLUG} (added in {first})"
         yield chain_break(
             "kata-no-cold-plug", COLD_PLUG, what, "use a later Kata or its other runtime"
@@ -145,10 +145,10 @@ def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
 
 def _refused(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses in the combined settings, and keys that it refuses in its own file."""
-    release, keys, name = context.release, context.keys, settings.path
+    release, name = context.release, settings.path
     (_, own), *_ = context.configuration.documents
-    found = [f for f in check_keys(settings.document, release, keys) if f.rule != _UNKNOWN_KEY]
-    found += [f for f in check_keys(own, release, keys) if f.rule == _UNKNOWN_KEY]
+    found = [f for f in check_keys(settings.document, release) if f.rule != _UNKNOWN_KEY]
+    found += [f for f in check_keys(own, release) if f.rule == _UNKNOWN_KEY]
     for finding in found:
         if finding.severity == "blocker" or finding.rule == _NO_IOMMU:
             yield replace(finding, summary=f"{name}: {finding.summary}", evidence=())
@@ -218,7 +218,7 @@ def _unknown_keys(
     context: PodContext, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
     """Number 6: keys of one drop-in."""
-    for found in check_keys(document, context.release, context.keys, is_drop_in=True):
+    for found in check_keys(document, context.release, is_drop_in=True):
         if found.rule == _UNKNOWN_KEY and found.severity != "info":
             rule = _DROP_IN_KEYS[found.severity == "blocker"]
             yield replace(found, rule=rule, summary=f"{path}: {found.summary}", evidence=())
@@ -245,7 +245,7 @@ def _kernel_params(
 
 def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 10."""
-    key, timeout = container_timeout(context.keys, context.release, settings)
+    key, timeout = container_timeout(context.release, settings)
     kubelet = context.kubelet
     if kubelet is not None and kubelet.problem:
         return

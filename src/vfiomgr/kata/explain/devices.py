@@ -10,11 +10,11 @@ from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.grammar import is_kind, is_qualified
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.kata.config.sizing import check_sizing, sizing_of
+from vfiomgr.kata.explain.context import StepName, chain_break, judged
 from vfiomgr.kata.explain.mediated import ISSUE, instead_of, why_not
-from vfiomgr.kata.explain.model import StepName, chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
 from vfiomgr.kata.model import CDEVS_SINCE
+from vfiomgr.kata.plan import check_sizing, sizing_of
 from vfiomgr.listing import listed
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
@@ -26,8 +26,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.kata.explain.context import PodContext, Published
-    from vfiomgr.kata.explain.model import TraceStep
+    from vfiomgr.kata.explain.context import PodContext, Published, TraceStep
     from vfiomgr.kata.explain.resources import Request
     from vfiomgr.kata.model import KataHypervisor
 

@@ -25,9 +25,8 @@ from vfiomgr.kata.explain.context import (
     KubeletFacts,
 )
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
-from vfiomgr.kata.facts import read_configuration, runtime_at
+from vfiomgr.kata.facts import parse, read_configuration, read_settings, runtime_at
 from vfiomgr.kata.model import handler_configuration, search_path
-from vfiomgr.kata.settings import parse, read_settings
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
         MixedVersions,
     )
     from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
-    from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.units import Version

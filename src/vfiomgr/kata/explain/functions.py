@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Remedy
-from vfiomgr.kata.explain.context import PodContext
-from vfiomgr.kata.explain.devices import OF_CAPACITY, KubeletDevice, candidates, room_breaks
-from vfiomgr.kata.explain.image_rules import RULES as IMAGE_RULES
-from vfiomgr.kata.explain.image_rules import check_guest_image
-from vfiomgr.kata.explain.model import (
+from vfiomgr.kata.explain.context import (
     DeviceChain,
     PassedFunction,
+    PodContext,
     TraceStep,
     chain_break,
     is_broken,
     judged,
 )
+from vfiomgr.kata.explain.devices import OF_CAPACITY, KubeletDevice, candidates, room_breaks
+from vfiomgr.kata.explain.image import RULES as IMAGE_RULES
+from vfiomgr.kata.explain.image import check_guest_image
 from vfiomgr.kata.explain.resources import requests
+from vfiomgr.kata.facts import GUEST_KERNEL
 from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
-from vfiomgr.kata.settings import GUEST_KERNEL
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.value import Value
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.model import StepName
+    from vfiomgr.kata.explain.context import StepName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
+from vfiomgr.errors import UnknownDevice
 from vfiomgr.guests.device import is_uuid
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.snapshot.named import find_device
@@ -27,10 +28,9 @@ def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
         hint = instead_of(host, vgpu) + otherwise
         refuse("kata-mediated", vgpu.name, why_not(vgpu), hint)
     if vgpu is None and is_uuid(name):
-        message = f"Kata does not support mediated devices: {name.lower()} ({ISSUE})"
-        libvirt = f"vfiomgr libvirt hostdev {name.lower()}"
-        hint = f"name a PCI function (vfiomgr list); or use it in a libvirt VM: {libvirt}"
-        refuse("kata-mediated", name.lower(), message, hint + otherwise)
+        message = f"active vGPU not found: {name.lower()}"
+        hint = "name a PCI function (vfiomgr list); Kata does not support mediated vGPUs"
+        raise UnknownDevice(message, hint + otherwise)
 
 
 def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, ...]:

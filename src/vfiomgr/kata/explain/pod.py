@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.kata.manifests.plan import is_extended_resource
+from vfiomgr.kata.kubernetes import is_extended_resource
 from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 

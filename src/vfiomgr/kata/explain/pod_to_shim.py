@@ -5,11 +5,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vfiomgr.kata.config.sizing import TIGHT_MIB, recommended_overhead_mib
-from vfiomgr.kata.explain.context import SETTINGS
-from vfiomgr.kata.explain.model import TraceStep, chain_break, judged
+from vfiomgr.kata.explain.context import SETTINGS, TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
+from vfiomgr.kata.plan import recommended_overhead_mib
 from vfiomgr.paths import HostPath
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import MIB, Version
@@ -20,13 +19,15 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.settings import KataSettings
+    from vfiomgr.kata.facts import KataSettings
 
 _KATA = "kata"
 _ALIKE = 0.85
 """The minimum similarity of a name to a mistyped one."""
 _DEFAULT_MEMORY_MIB = 2048
 """Kata's default (defaultMemSize)."""
+_TIGHT_MIB = 256
+"""The minimum memory for QEMU."""
 _SHIPPED_ONLY = Version(4, 0)
 _NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
 _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
@@ -94,7 +95,7 @@ def _overhead(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     overhead = found.overhead_bytes or 0
-    if overhead >= (memory + TIGHT_MIB) * MIB:
+    if overhead >= (memory + _TIGHT_MIB) * MIB:
         return
     is_less = overhead < memory * MIB
     has = f"{overhead // MIB}Mi" if overhead else "nothing"

@@ -14,20 +14,24 @@ from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together, require_choice
 from vfiomgr.kata.explain import configuration, devices, functions, pod_to_shim, resources
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext, with_annotations
+from vfiomgr.kata.explain.context import (
+    ConfigurationFacts,
+    Difference,
+    KataTrace,
+    PodContext,
+    with_annotations,
+)
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
 from vfiomgr.kata.explain.mediated import devices_named
-from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
-from vfiomgr.kata.manifests.plan import require_label, require_resource
+from vfiomgr.kata.kubernetes import require_label, require_resource
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
     NEWEST,
     KataRelease,
     RuntimeName,
     handler_configuration,
-    key_table,
 )
 from vfiomgr.units import Version
 from vfiomgr.users.node_agent import find_status
@@ -36,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
-    from vfiomgr.kata.explain.context import ShimState
-    from vfiomgr.kata.explain.model import DeviceChain, TraceStep
+    from vfiomgr.kata.explain.context import DeviceChain, ShimState, TraceStep
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -170,7 +173,6 @@ class _Scene:
                 cri=self._cri,
                 handlers=self._handlers,
                 configuration=configuration,
-                keys=key_table(),
                 conf_file=conf_file,
                 shim=self._shim(entry),
                 shim_runtime=shim_runtime,

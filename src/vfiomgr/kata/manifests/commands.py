@@ -11,8 +11,8 @@ from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_opt
 from vfiomgr.cli.output import print_text
 from vfiomgr.containers.cdi.completion import complete_cdi_kind
 from vfiomgr.errors import forbid_alone, forbid_together
+from vfiomgr.kata import kubernetes as render
 from vfiomgr.kata.completion import complete_handler
-from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.workloads import NAMINGS, Naming, pods
 from vfiomgr.kata.workloads import runtime_class as runtime_class_for
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.cli.options import Format
-    from vfiomgr.kata.manifests.plan import PodRequest
+    from vfiomgr.kata.kubernetes import PodRequest
 
 
 def print_objects(objects: Sequence[Any], output: Format) -> None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
-from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
-from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, KataRelease, KataSchema, PciePort
-from vfiomgr.kata.settings import NAMED, VFIO_MODES
+from vfiomgr.kata.facts import NAMED, VFIO_MODES
+from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, KataRelease, PciePort
+from vfiomgr.rules.report import by_severity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from vfiomgr.diagnostic import Severity
+    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KeyForm, KeyType, RuntimeName
-    from vfiomgr.kata.settings import KataSettings
 
 
 class CheckedFile(Value):
     """A complete configuration, or a drop-in, for which other rules apply."""
 
-    source: str
     release: KataRelease
-    table: KataSchema
-    is_drop_in: bool
-
-    def knows(self, section: str, key: str) -> bool:
-        """Whether the release has a key."""
-        return self.table.knows(self.release, section, key)
+    source: str = "the configuration"
+    is_drop_in: bool = False
 
     def refuses_unknown_keys(self, section: str) -> bool:
         """Whether the runtime refuses the file because of an unknown key.
@@ -39,7 +35,7 @@ class CheckedFile(Value):
         """
         if self.release.runtime == "go":
             return self.is_drop_in and section.partition(".")[0] in NAMED
-        return self.table.refuses_unknown_keys(self.release, section)
+        return self.release.refuses_unknown_keys(section)
 
     def finding(  # noqa: PLR0913 - a field each
         self, rule: str, severity: Severity, title: str, why: str, remedy: str, *, subject: str
@@ -98,59 +94,31 @@ class _Entry(Value):
 def check_keys(
     document: Mapping[str, Any],
     release: KataRelease,
-    table: KataSchema,
     *,
     source: str = "the configuration",
     is_drop_in: bool = False,
 ) -> tuple[Diagnostic, ...]:
     """What Kata ignores or refuses in a file, blockers first."""
-    file = CheckedFile(source, release, table, is_drop_in)
-    return _sorted([*_check_entries(file, document), *_check_values(file, document)])
+    file = CheckedFile(release, source, is_drop_in)
+    found = [*check_one_by_one(file, document), *check_together(file, document)]
+    return tuple(sorted(found, key=by_severity))
 
 
-def check_one_by_one(
-    document: Mapping[str, Any],
-    release: KataRelease,
-    table: KataSchema,
-    *,
-    source: str,
-    is_drop_in: bool,
-) -> tuple[Diagnostic, ...]:
+def check_one_by_one(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """What Kata ignores or refuses in the keys of a file, without other files."""
-    return _sorted(_check_entries(CheckedFile(source, release, table, is_drop_in), document))
-
-
-def check_together(
-    document: Mapping[str, Any], release: KataRelease, table: KataSchema, *, source: str
-) -> tuple[Diagnostic, ...]:
-    """What Kata refuses in the combined settings of a file and its drop-ins."""
-    return _sorted(_check_values(CheckedFile(source, release, table, is_drop_in=False), document))
-
-
-def _sorted(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
-
-
-def _check_entries(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
     for section, tables in document.items():
         if not isinstance(tables, dict):
-            if file.table.has_section(file.release, section):
+            if file.release.has_section(section):
                 yield _no_table(file, section, tables)
-        elif section not in NAMED:
-            yield from _check_table(file, section, section, tables)
-        else:
-            yield from _check_named(file, section, tables)
-
-
-def _check_named(
-    file: CheckedFile, section: str, tables: Mapping[str, Any]
-) -> Iterator[Diagnostic]:
-    for name, keys in tables.items():
-        place = f"{section}.{name}"
-        if isinstance(keys, dict):
-            yield from _check_table(file, section, place, keys)
-        else:
-            yield _no_table(file, place, keys)
+            continue
+        parts = {section: tables}
+        if section in NAMED:
+            parts = {f"{section}.{name}": keys for name, keys in tables.items()}
+        for place, keys in parts.items():
+            if isinstance(keys, dict):
+                yield from _check_table(file, section, place, keys)
+            else:
+                yield _no_table(file, place, keys)
 
 
 def _check_table(
@@ -158,8 +126,9 @@ def _check_table(
 ) -> Iterator[Diagnostic]:
     for key, value in keys.items():
         inner = f"{section}.{key}"
-        is_section, is_table = file.table.has_section(file.release, inner), isinstance(value, dict)
-        is_passed_over = not file.refuses_unknown_keys(section) and not file.knows(section, key)
+        is_section, is_table = file.release.has_section(inner), isinstance(value, dict)
+        is_known = file.release.knows(section, key)
+        is_passed_over = not is_known and not file.refuses_unknown_keys(section)
         if is_table and (is_section or is_passed_over):
             yield from _check_table(file, inner, f"{place}.{key}", value)
         elif is_section:
@@ -180,7 +149,7 @@ def _no_table(file: CheckedFile, place: str, value: object) -> Diagnostic:
 
 
 def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Diagnostic]:
-    form = file.table.form(file.release, entry.section, entry.key)
+    form = file.release.form(entry.section, entry.key)
     if form is None:
         yield _unknown(file, entry)
     elif not _fits(entry.value, form):
@@ -228,14 +197,9 @@ def _wanted(form: KeyForm) -> str:
 
 def _unknown(file: CheckedFile, entry: _Entry) -> Diagnostic:
     severity, why = _fate(file, entry)
-    return file.finding(
-        "kata-unknown-key",
-        severity,
-        f"{file.release} does not know {entry.name}",
-        why,
-        _way_out(file, entry),
-        subject=entry.name,
-    )
+    title = f"{file.release} does not know {entry.name}"
+    remedy = _way_out(file.release, entry)
+    return file.finding("kata-unknown-key", severity, title, why, remedy, subject=entry.name)
 
 
 def _fate(file: CheckedFile, entry: _Entry) -> tuple[Severity, str]:
@@ -245,8 +209,9 @@ def _fate(file: CheckedFile, entry: _Entry) -> tuple[Severity, str]:
         return "blocker", "runtime-rs refuses the entire configuration"
     if is_refused:
         return "blocker", "the Go runtime starts no guest, because it cannot set this key"
-    if _changes_nothing(file, entry):
-        return "info", f"{_of_other_runtime(file, entry)}, and the value has no effect there"
+    if _changes_nothing(file.release, entry):
+        other = _of_other_runtime(file.release, entry)
+        return "info", f"{other}, and the value has no effect there"
     if file.release.runtime == "rs":
         return "warning", "runtime-rs ignores it silently"
     if file.is_drop_in:
@@ -254,39 +219,36 @@ def _fate(file: CheckedFile, entry: _Entry) -> tuple[Severity, str]:
     return "warning", "the Go runtime ignores it silently"
 
 
-def _way_out(file: CheckedFile, entry: _Entry) -> str:
-    release, table, key = file.release, file.table, entry.key
-    known = table.find(release.runtime, entry.section, key)
+def _way_out(release: KataRelease, entry: _Entry) -> str:
+    key, known = entry.key, release.key(entry.section, entry.key)
     if known is not None and release.version < known.releases.first:
         return f"remove it, or use Kata {known.releases.first} or later"
     if known is not None:
         return "remove it: this release no longer has it"
     for section in ("runtime", "agent", "hypervisor", "factory", "hypervisor.factory"):
-        if table.knows(release, section, key):
-            return f"write it into [{_shown(section)}]"
+        if release.knows(section, key):
+            tables = {"agent": "agent.kata", "hypervisor": "hypervisor.…"}
+            return f"write it into [{tables.get(section, section)}]"
     if release.runtime == "rs" and key in _OF_RS:
         return f"write {_OF_RS[key]}"
-    other = _of_other_runtime(file, entry)
+    other = _of_other_runtime(release, entry)
     return f"remove it: {other}" if other else "remove it"
 
 
-def _shown(section: str) -> str:
-    return {"agent": "agent.kata", "hypervisor": "hypervisor.…"}.get(section, section)
-
-
-def _of_other_runtime(file: CheckedFile, entry: _Entry) -> str:
-    is_rs = file.release.runtime == "rs"
-    if file.table.find("go" if is_rs else "rs", entry.section, entry.key) is None:
+def _of_other_runtime(release: KataRelease, entry: _Entry) -> str:
+    is_rs = release.runtime == "rs"
+    other = KataRelease(release.version, "go" if is_rs else "rs")
+    if other.key(entry.section, entry.key) is None:
         return ""
     return f"only {'the Go runtime' if is_rs else 'runtime-rs'} has it"
 
 
-def _changes_nothing(file: CheckedFile, entry: _Entry) -> bool:
+def _changes_nothing(release: KataRelease, entry: _Entry) -> bool:
     """Whether a key of the other runtime also has no effect there.
 
     Kata's own configurations of one runtime have such keys of the other.
     """
-    if not _of_other_runtime(file, entry):
+    if not _of_other_runtime(release, entry):
         return False
     is_unset = not entry.value or entry.value == _DEFAULTS.get(entry.key)
     return is_unset or (isinstance(entry.value, str) and bool(_VARIABLE.fullmatch(entry.value)))
@@ -299,7 +261,7 @@ _WITHOUT_IOMMU = "s390-ccw-virtio"
 """The machine whose VFIO devices need no IOMMU in the guest."""
 
 
-def _check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def check_together(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Values that are refused, alone or with others; in a drop-in the others may be missing."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
@@ -342,7 +304,7 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
     plugs = {key: keys.get(key) for key in ("cold_plug_vfio", "hot_plug_vfio")}
     for key, port in plugs.items():
         ports = _ports(file.release, name, key, keys)
-        is_read = bool(ports) and file.knows("hypervisor", key)
+        is_read = bool(ports) and file.release.knows("hypervisor", key)
         if is_read and isinstance(port, str) and port and port not in ports:
             yield file.finding(
                 "kata-port",
@@ -366,7 +328,7 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
 
 
 def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    names = [key for key in _COUNTS if file.knows("hypervisor", key)]
+    names = [key for key in _COUNTS if file.release.knows("hypervisor", key)]
     counts = {key: _number(keys.get(key)) for key in names}
     for key, count in counts.items() if file.release.runtime == "go" else ():
         if count > MAX_PORTS:
@@ -414,19 +376,17 @@ _TIMEOUTS: dict[RuntimeName, float] = {"go": 60.0, "rs": 30.0}
 default_request_timeout in src/libs/kata-types/src/config/agent.rs)."""
 
 
-def container_timeout_key(table: KataSchema, release: KataRelease) -> tuple[str, str]:
+def container_timeout_key(release: KataRelease) -> tuple[str, str]:
     """The section and the key of the timeout."""
     if release.runtime == "go":
         return "runtime", _KEY
-    return "agent", _KEY if table.knows(release, "agent", _KEY) else _OLD_KEY
+    return "agent", _KEY if release.knows("agent", _KEY) else _OLD_KEY
 
 
-def container_timeout(
-    table: KataSchema, release: KataRelease, settings: KataSettings
-) -> tuple[str, float]:
+def container_timeout(release: KataRelease, settings: KataSettings) -> tuple[str, float]:
     """The key, and how many seconds a release waits with these settings."""
-    section, key = container_timeout_key(table, release)
+    section, key = container_timeout_key(release)
     found = settings.number("agent.kata" if section == "agent" else section, key)
-    if found is None or not table.knows(release, section, key):
+    if found is None or not release.knows(section, key):
         return key, _TIMEOUTS[release.runtime]
-    return key, found / table.per_second(release, section, key)
+    return key, found / release.per_second(section, key)

@@ -1,27 +1,149 @@
-"""Render objects for kubectl from the templates of kata/, keeping their comments."""
+"""Objects of Kubernetes: names, and texts for kubectl from the templates of kata/."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
+from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.kata.model import DEVICE_CLASS
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ruamel.yaml import YAML
 
-    from vfiomgr.kata.manifests.plan import PodRequest, ResourceRequest, RuntimeClassRequest
+
+Workload = Literal["Pod", "Deployment", "VirtualMachine"]
+
+_LABEL = expression(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""RFC 1123, like IsDNS1123Label of k8s.io/apimachinery/pkg/util/validation."""
+_QUALIFIED = expression(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""The part of a qualified name after the slash (IsQualifiedName there)."""
+_MOST_OF_SUBDOMAIN = 253
+_NATIVE_DOMAIN = "kubernetes.io"
+_IMAGE = expression(r"[a-zA-Z0-9][^\s\x00-\x1f\x7f]{0,1023}")
+
+
+def is_label(text: str) -> bool:
+    """Whether a text is a DNS label: a name for handlers, containers and namespaces."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """Whether a text is labels with dots between them: a name for objects."""
+    return len(text) <= _MOST_OF_SUBDOMAIN and all(map(is_label, text.split(".")))
+
+
+def is_extended_resource(name: str) -> bool:
+    """Whether a device plugin offers a resource (IsExtendedResourceName, pkg/apis/core/helper)."""
+    domain, slash, rest = name.partition("/")
+    is_native = domain == _NATIVE_DOMAIN or domain.endswith(f".{_NATIVE_DOMAIN}")
+    if not slash or is_native or name.startswith("requests."):
+        return False
+    return is_subdomain(domain) and _QUALIFIED.fullmatch(rest) is not None
+
+
+def _require(is_right: object, option: str, text: str, what: str, hint: str) -> str:
+    if not is_right:
+        message = f"{option} {text!r} {what}"
+        raise UsageError(message, hint)
+    return text
+
+
+def require_label(option: str, text: str) -> str:
+    """Return the text if it is a DNS label, else raise a UsageError."""
+    hint = "use up to 63 lower-case letters, digits and hyphens, e.g. kata-vfio"
+    return _require(is_label(text), option, text, "is not a valid Kubernetes name", hint)
+
+
+def require_subdomain(option: str, text: str) -> str:
+    """Return the text if it is a valid object name, else raise a UsageError."""
+    hint = "use labels of lower-case letters, digits and hyphens, with dots between them"
+    return _require(is_subdomain(text), option, text, "is not a valid Kubernetes name", hint)
+
+
+def require_resource(option: str, text: str) -> str:
+    """Return the text if it is the name of a device plugin's resource, else raise a UsageError."""
+    hint = "use domain/name outside kubernetes.io, e.g. nvidia.com/pgpu"
+    is_right = is_extended_resource(text)
+    return _require(is_right, option, text, "is not a resource of a device plugin", hint)
+
+
+def require_image(option: str, text: str) -> str:
+    """Return the text if it is not empty and has no spaces, else raise a UsageError."""
+    hint = "use registry/name:tag, e.g. docker.io/library/busybox:1"
+    return _require(_IMAGE.fullmatch(text), option, text, "is not an image name", hint)
+
+
+def parse_selector(option: str, text: str) -> tuple[str, str]:
+    """Parse `key=value` of a node label.
+
+    Raises:
+        UsageError: the key or the value is invalid for a label.
+
+    """
+    key, equals, value = text.partition("=")
+    domain, slash, name = key.rpartition("/")
+    is_key = _QUALIFIED.fullmatch(name) and (is_subdomain(domain) if slash else True)
+    is_right = equals and is_key and (not value or _QUALIFIED.fullmatch(value))
+    hint = "use key=value, e.g. katacontainers.io/kata-runtime=true"
+    _require(is_right, option, text, "is not a node label", hint)
+    return key, value
+
+
+class ResourceRequest(Value):
+    """How many devices of a resource, or of those that a claim selects, a container requests."""
+
+    name: str
+    """The resource; with a claim, a CEL expression for devices, or nothing for any."""
+    count: int
+    is_gpu: bool = True
+    """Whether KubeVirt lists the devices as GPUs, not as host devices."""
+
+
+class PodRequest(Value):
+    """A pod, alone or as the template of a Deployment, or a VM of KubeVirt, with devices."""
+
+    kind: Workload
+    name: str
+    namespace: str | None
+    runtime_class: str
+    """Not for KubeVirt."""
+    image: str
+    """With KubeVirt, the container disk from which the VM boots."""
+    memory_mib: int
+    cpus: int
+    command: tuple[str, ...] = ()
+    """Empty for the command of the image."""
+    resources: tuple[ResourceRequest, ...] = ()
+    by_claim: bool = False
+    """Whether the devices are requested by a claim (DRA) instead of resources."""
+    selector: str = ""
+    """The CEL expression of the DeviceClass (DRA) that offers the resource; empty for none."""
+
+
+class RuntimeClassRequest(Value):
+    """A RuntimeClass: the name of a handler, and the overhead of its VMs."""
+
+    name: str
+    handler: str
+    overhead_mib: int
+    overhead_cpus: int
+    default_memory_mib: int
+    """The part of the overhead that is the VM's memory (default_memory of Kata's configuration)."""
+    node_selector: tuple[tuple[str, str], ...]
+
 
 Object = Any
 """A mapping of ruamel.yaml with its comments; in JSON it is a plain object."""
-_LABEL = "app.kubernetes.io/name"
+_APP = "app.kubernetes.io/name"
 _CLAIM = "gpu"
 """The name of a claim in its pod, and of its first request."""
 _PLAIN = expression(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
@@ -38,10 +160,10 @@ def runtime_class(request: RuntimeClassRequest) -> Object:
     fixed["memory"] = quoted(f"{request.overhead_mib}Mi")
     fixed["cpu"] = quoted(str(request.overhead_cpus))
     fixed.yaml_add_eol_comment(f"default_memory is {request.default_memory_mib}", "memory")
-    selector = document["scheduling"]["nodeSelector"]
     if not request.node_selector:
         del document["scheduling"]
         return document
+    selector = document["scheduling"]["nodeSelector"]
     selector.clear()
     selector.update({quoted(key): quoted(value) for key, value in request.node_selector})
     return document
@@ -54,8 +176,8 @@ def workload(request: PodRequest) -> Object:
     document = _named(request.kind.lower(), request)
     if request.kind == "Deployment":
         spec = document["spec"]["template"]["spec"]
-        document["spec"]["selector"]["matchLabels"][_LABEL] = quoted(request.name)
-        document["spec"]["template"]["metadata"]["labels"][_LABEL] = quoted(request.name)
+        document["spec"]["selector"]["matchLabels"][_APP] = quoted(request.name)
+        document["spec"]["template"]["metadata"]["labels"][_APP] = quoted(request.name)
     else:
         spec = document["spec"]
     spec["runtimeClassName"] = quoted(request.runtime_class)
@@ -74,15 +196,12 @@ def _virtual_machine(request: PodRequest) -> Object:
     spec["volumes"][0]["containerDisk"]["image"] = quoted(request.image)
     devices: dict[str, list[Object]] = {}
     for number, item in enumerate(_one_by_one(request)):
-        name = _numbered(number)
-        wanted = (
-            {"claimName": _CLAIM, "requestName": name}
-            if request.by_claim
-            else {"deviceName": quoted(item.name)}
-        )
-        devices.setdefault("gpus" if item.is_gpu else "hostDevices", []).append(
-            {"name": name, **wanted}
-        )
+        device: Object = {"name": _numbered(number)}
+        if request.by_claim:
+            device |= {"claimName": _CLAIM, "requestName": device["name"]}
+        else:
+            device["deviceName"] = quoted(item.name)
+        devices.setdefault("gpus" if item.is_gpu else "hostDevices", []).append(device)
     domain["devices"].update(devices)
     _refer_to_claim(spec, request)
     return document
