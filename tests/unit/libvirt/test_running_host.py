@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.vgpu_hosts import t4_host
+from vfiomgr.errors import LibvirtFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +59,35 @@ def test_the_libvirt_of_this_machine_is_not_changed(
     assert (answer.status, answer.stdout) == (2, "")
     assert message in answer.stderr
     assert f"remedy: omit {option.partition('=')[0]}, or pass --dry-run" in answer.stderr
+
+
+@pytest.mark.usefixtures("kernel", "_place")
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--root=host", "a recorded host has no"), ("--snapshot=host.json", "a snapshot has no")],
+)
+@pytest.mark.parametrize("change", [change for change in CHANGES if "vgpu" not in change])
+def test_a_dry_run_for_another_host_does_not_ask_the_libvirt_of_this_machine(
+    run: Run, change: str, option: str, message: str
+) -> None:
+    answer = run(option, *change.split(), "--dry-run")
+    assert (answer.status, answer.stdout) == (2, "")
+    assert f"{message} libvirt" in answer.stderr
+    assert "remedy: pass the --connect URI of its libvirt" in answer.stderr
+
+
+@pytest.mark.usefixtures("kernel", "_place")
+def test_a_dry_run_for_another_host_asks_a_libvirt_that_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(uri: str, **_: object) -> None:
+        asked.append(uri)
+        message = "no answer"
+        raise LibvirtFailed(message, "none")
+
+    monkeypatch.setattr("vfiomgr.libvirt.commands.connection.connect", refuse)
+    words = ("libvirt", "detach", "test", "21:00.0", "--dry-run", "--connect", "test:///default")
+    assert run("--root=host", *words).status != 0
+    assert asked == ["test:///default"]

@@ -86,6 +86,33 @@ def test_check_finds_nothing_for_devices_on_vfio(run: Run, server: tuple[str, st
     assert "blocker" not in checked.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "rule", "remedy"),
+    [
+        ((f"{GPU},only",), "companion-left-out", f"pass {GPU} without the option only"),
+        ((GPU, "--numa", "off"), "numa-unbound", "pass --numa strict"),
+        ((GPU, "--spare-ports", "0"), "no-free-port", "pass --spare-ports N"),
+    ],
+)
+def test_check_names_options_and_no_elements_of_a_domain(
+    run: Run, server: tuple[str, str], words: tuple[str, ...], rule: str, remedy: str
+) -> None:
+    checked = run(*server, "qemu", "args", *words, "--check", "--format", "json")
+    report = json.loads(checked.stdout)
+    (found,) = (one for one in report["items"] if one["id"] == rule)
+    assert remedy in found["remedy"]
+    text = json.dumps(found)
+    assert not [word for word in ("<", "omain", "libvirt", "managed", "line ") if word in text]
+
+
+def test_check_knows_the_bar_window_that_the_arguments_set(
+    run: Run, server: tuple[str, str]
+) -> None:
+    words = (GPU, FAR, "--address-bits", "39", "--memory", "16G")
+    assert "X-PciMmio64Mb" in run(*server, "qemu", "args", *words).stdout
+    assert "aperture-too-small" not in run(*server, "qemu", "args", *words, "--check").stdout
+
+
 def test_iommufd_is_refused_on_a_kernel_without_it(run: Run) -> None:
     refused = run("qemu", "args", "02:00.0", "--iommufd", "--qemu-version", "10.0")
     assert refused.status == 4

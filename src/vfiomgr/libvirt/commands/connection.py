@@ -88,12 +88,16 @@ def forbid_with_libvirt(**options: object) -> None:
 
 
 def require_running_host(session: Session) -> None:
-    """Require the running host to change something in libvirt; a dry run changes nothing."""
-    if session.dry_run or session.is_live:
+    """Require the running host to change something in libvirt; a dry run only asks a chosen one."""
+    if session.is_live:
         return
-    session.require_live("a snapshot has no libvirt", "omit --snapshot, or pass --dry-run")
+    if session.dry_run:
+        require_libvirt_of_host(session, "pass the --connect URI of its libvirt")
+        return
+    otherwise = "or pass --dry-run with --connect URI"
+    session.require_live("a snapshot has no libvirt", f"omit --snapshot, {otherwise}")
     message = f"a recorded host has no libvirt: {session.tree.root}"
-    raise UsageError(message, "omit --root, or pass --dry-run")
+    raise UsageError(message, f"omit --root, {otherwise}")
 
 
 def require_libvirt_of_host(session: Session, remedy: str) -> None:

@@ -383,10 +383,10 @@ def _define(session: Session, file: str, uri: str) -> None:
     """Define the domain of a file, and compare the definition that libvirt has then."""
     xml, source = read_xml(file), source_of(file)
     name = read_domain(xml, source).name
+    require_running_host(session)
     if session.dry_run:
         _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
         return
-    require_running_host(session)
     with connected(uri) as connection:
         is_changed = connection.define(xml, source)
         is_active = connection.state(name).is_active

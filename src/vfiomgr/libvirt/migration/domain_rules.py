@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, Severity, finding
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
-from vfiomgr.libvirt.preflight.teaming import mac_addresses
+from vfiomgr.libvirt.preflight.settings import mac_addresses
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vfiomgr.libvirt.migration import domain_rules, target_rules
 from vfiomgr.libvirt.migration.places import MigrationPlace, places_on
 from vfiomgr.libvirt.migration.target_rules import Comparison
-from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
+from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.rules.report import Report
@@ -73,9 +73,8 @@ def check(
     `blocked_reasons` are those of its QEMU, None if it was not asked.
     """
     reasons = None if blocked_reasons is None else tuple(blocked_reasons)
-    context = PreflightContext(
-        host, domain, Claims(hypervisor), hypervisor, blocked_reasons=reasons
-    )
+    claims = claims_of(hypervisor)
+    context = PreflightContext(host, domain, claims, hypervisor, blocked_reasons=reasons)
     own = {(one.rule, one.summary) for one in preflight(host, [domain], hypervisor)[0].findings}
     return MigrationReport(
         domain=domain.name,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec import field
 from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
@@ -52,7 +53,7 @@ class AssignedFunction(Value):
         return self.device.is_on_vfio
 
 
-class DeviceOwner(Value):
+class Claim(Value):
     """A libvirt domain that has or claims a device."""
 
     domain: KnownDomain
@@ -65,18 +66,17 @@ class DeviceOwner(Value):
         return self.running is not None and self.domain.is_active
 
 
-class Claims:
-    """Which domains have or claim which devices: collected once for all checked domains."""
+Claims = Mapping[str, Sequence[Claim]]
+"""Which domains have or claim which devices, by address or UUID."""
 
-    def __init__(self, hypervisor: Hypervisor | None) -> None:
-        self._by_device: dict[str, list[DeviceOwner]] = defaultdict(list)
-        for domain in hypervisor.domains if hypervisor else ():
-            for name, running, defined in domain.devices():
-                self._by_device[name].append(DeviceOwner(domain, running, defined))
 
-    def of(self, device: str) -> tuple[DeviceOwner, ...]:
-        """The owners of a device, by its address or UUID."""
-        return tuple(self._by_device.get(device, ()))
+def claims_of(hypervisor: Hypervisor | None) -> Claims:
+    """The claims of all domains, collected once for all checked domains."""
+    found: dict[str, list[Claim]] = defaultdict(list)
+    for domain in hypervisor.domains if hypervisor else ():
+        for name, running, defined in domain.devices():
+            found[name].append(Claim(domain, running, defined))
+    return found
 
 
 class PreflightContext(Value, dict=True):
@@ -84,7 +84,7 @@ class PreflightContext(Value, dict=True):
 
     host: HostSnapshot
     domain: Domain
-    claims: Claims
+    claims: Claims = field(default_factory=dict)
     hypervisor: Hypervisor | None = None
     """None if libvirt was not queried."""
     files: Mapping[str, bool] | None = None
@@ -111,6 +111,16 @@ class PreflightContext(Value, dict=True):
         return tuple(found)
 
     @cached_property
+    def seen(self) -> tuple[AssignedFunction, ...]:
+        """The functions that the guest sees."""
+        return tuple(taken for taken in self.functions if taken.hostdev.is_seen)
+
+    @cached_property
+    def seen_hostdevs(self) -> tuple[DomainHostdev, ...]:
+        """The devices that the guest sees."""
+        return tuple(hostdev for hostdev in self.hostdevs if hostdev.is_seen)
+
+    @cached_property
     def waiting(self) -> tuple[AssignedFunction, ...]:
         """Functions that must be bound before a guest can use them; vGPUs of a vendor excluded."""
         return tuple(
@@ -124,19 +134,17 @@ class PreflightContext(Value, dict=True):
         """What vfiomgr's hook must make available at the start, if the domain enables it."""
         if not self.domain.is_bound_by_hook:
             return GuestNeeds()
-        needs = [need for hostdev in self.hostdevs if (need := self._needs_of(hostdev))]
-        return GuestNeeds(
-            tuple(address for need in needs for address in need.functions),
-            tuple(name for need in needs for name in need.vgpus),
-        )
-
-    def _needs_of(self, hostdev: DomainHostdev) -> GuestNeeds | None:
-        """None for an unknown vGPU, which other rules report."""
-        alone = replace(self.domain, hostdevs=(hostdev,))
-        try:
-            return needs_of(self.host, alone, GuestRecord("", alone.name))
-        except Refusal:
-            return None
+        functions: list[PciAddress] = []
+        vgpus: list[str] = []
+        for hostdev in self.hostdevs:
+            alone = replace(self.domain, hostdevs=(hostdev,))
+            try:
+                needs = needs_of(self.host, alone, GuestRecord("", alone.name))
+            except Refusal:
+                continue  # an unknown vGPU, which other rules report
+            functions += needs.functions
+            vgpus += needs.vgpus
+        return GuestNeeds(tuple(functions), tuple(vgpus))
 
     @cached_property
     def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:
@@ -175,9 +183,9 @@ class PreflightContext(Value, dict=True):
         """The domains of its libvirt; none if it was not queried."""
         return self.hypervisor.domains if self.hypervisor else ()
 
-    def claims_of_others(self, device: str) -> tuple[DeviceOwner, ...]:
+    def claims_of_others(self, device: str) -> list[Claim]:
         """The other domains that have or claim a device."""
-        return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
+        return [c for c in self.claims.get(device, ()) if not self._is_itself(c.domain)]
 
     @cached_property
     def itself(self) -> KnownDomain | None:
@@ -190,13 +198,8 @@ class PreflightContext(Value, dict=True):
         return {controller.index: controller for controller in self.domain.controllers}
 
     @cached_property
-    def occupied(self) -> frozenset[tuple[int, int, int]]:
-        """Places of the guest that have a device: bus, slot, function."""
-        return frozenset(map(place, self.domain.taken))
-
-    @cached_property
     def times_taken(self) -> Counter[tuple[int, int, int]]:
-        """How many devices use a place of the guest."""
+        """How many devices use a place of the guest: bus, slot, function."""
         return Counter(map(place, self.domain.taken))
 
     def is_vendor_function(self, taken: AssignedFunction) -> bool:
@@ -228,9 +231,8 @@ class PreflightContext(Value, dict=True):
     def seen_by_root(self) -> Mapping[int | None, list[DomainHostdev]]:
         """The devices that the guest sees, by the root bus or expander that they are behind."""
         found: dict[int | None, list[DomainHostdev]] = defaultdict(list)
-        for hostdev in self.hostdevs:
-            if hostdev.is_seen:
-                found[self.root_of(hostdev.guest)].append(hostdev)
+        for hostdev in self.seen_hostdevs:
+            found[self.root_of(hostdev.guest)].append(hostdev)
         return found
 
     def is_single_slot(self, bus: int) -> bool:
@@ -243,8 +245,8 @@ class PreflightContext(Value, dict=True):
 
     def cite(self, hostdev: DomainHostdev, *attributes: str) -> str:
         """The element as evidence: `gpu.xml:12: <hostdev> of 0000:01:00.0, managed='no'`."""
-        told = "".join(f", {attribute}" for attribute in attributes)
-        return f"{self.at(hostdev.line)}: <{hostdev.element}> of {hostdev.name}{told}"
+        element = f"{self.at(hostdev.line)}: <{hostdev.element}> of {hostdev.name}"
+        return ", ".join((element, *attributes))
 
     def cite_iommu(self, iommu: DomainIommu) -> str:
         """The element as evidence: `guest.xml:12: <iommu model='smmuv3'>, pciBus='1'`."""
@@ -264,6 +266,15 @@ class PreflightContext(Value, dict=True):
         """The libvirt that will start the domain, as evidence."""
         return f"{self.hypervisor.uri if self.hypervisor else ''}: libvirt {self.libvirt}"
 
+    @property
+    def guest(self) -> str:
+        """What messages call it."""
+        return "the domain" if self.is_of_libvirt else "the guest"
+
+    def fix(self, in_domain: str, in_arguments: str) -> str:
+        """A remedy: what to write in the domain, or in the arguments of a guest without libvirt."""
+        return in_domain if self.is_of_libvirt else in_arguments
+
     def removal(self, hostdev: DomainHostdev) -> str:
         """The command that removes a device from the domain."""
         if hostdev.element == "disk":
@@ -276,6 +287,8 @@ class PreflightContext(Value, dict=True):
     def completion(self, device: PciDevice) -> str:
         """The commands that add all functions of a slot to the domain, as one device."""
         address, name = device.address, self.domain.name
+        if not self.is_of_libvirt:
+            return f"pass {address} without the option only"
         if self._is_known:
             again = f"vfiomgr libvirt attach {name} {address} --config"
             return f"vfiomgr libvirt detach {name} {address} --config, then {again}"

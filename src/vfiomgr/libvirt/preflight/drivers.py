@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
@@ -23,7 +24,7 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
@@ -42,6 +43,10 @@ _NO_VGPU = (
     "when the domain starts, libvirt unbinds the driver that hosts vGPUs: the guest cannot use "
     "the function, and it cannot host a vGPU until all virtual functions are created again"
 )
+_NO_ROUTE = (
+    "when the domain starts, libvirt unbinds the interface, and the host loses its network "
+    "connection"
+)
 _CUTS_OFF = (
     "when the domain starts, libvirt unbinds the network interface, including everything that "
     "uses it"
@@ -53,14 +58,7 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
         "blocker",
         "when the domain starts, libvirt unbinds a disk with mounted file systems",
     ),
-    "default-route": (
-        "managed-in-use",
-        "blocker",
-        (
-            "when the domain starts, libvirt unbinds the interface, and the host loses its network "
-            "connection"
-        ),
-    ),
+    "default-route": ("managed-in-use", "blocker", _NO_ROUTE),
     "in-use": ("managed-in-use", "blocker", _WAITS),
     "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
     None: ("managed-in-use", "blocker", "libvirt cannot unbind it in this state"),
@@ -89,6 +87,7 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
         names = ", ".join(str(taken.device) for taken in functions)
         first = functions[0].device
         refused = diagnostics_to_bind(context.host, [first])
+        lines = [(context.cite_managed(one.hostdev), driver_of(one.device)) for one in functions]
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
         unbound, why = "", "a guest can only open devices on a VFIO driver"
         if context.is_of_libvirt:
@@ -99,11 +98,7 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"{names} {verb} not on a VFIO driver{unbound}",
             (
-                *(
-                    line
-                    for taken in functions
-                    for line in (context.cite_managed(taken.hostdev), driver_of(taken.device))
-                ),
+                *chain.from_iterable(lines),
                 *(f"vfiomgr bind {first.address} refuses: {found.summary}" for found in refused),
             ),
             why,
@@ -117,8 +112,9 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
     for taken in context.waiting:
         if not taken.hostdev.managed or taken.device.stuck is not None:
             continue
-        diagnostics = [o for look in _LOOKS for o in look(context.host, taken.device)]
-        for diagnostic in _by_kind(diagnostics):
+        # one device may be the same obstacle in two ways
+        found = [one for look in _LOOKS for one in look(context.host, taken.device)]
+        for diagnostic in {one.summary: one for one in found}.values():
             rule, severity, why = _HOW_BAD[diagnostic.override]
             why = _CUTS_OFF if diagnostic.rule == guards.IN_NETWORK else why
             yield finding(
@@ -129,11 +125,6 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
                 why,
                 _release(taken, diagnostic),
             )
-
-
-def _by_kind(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The first of each text: one device may be the same obstacle in two ways."""
-    return tuple({diagnostic.summary: diagnostic for diagnostic in diagnostics}.values())
 
 
 def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
@@ -229,9 +220,8 @@ def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
     for taken in context.functions:
         if not (taken.hostdev.managed and taken.is_bound):
             continue
-        if context.host.origin(taken.device) is None and (
-            context.host.files.binding(taken.device.address) is None
-        ):
+        is_kept = context.host.files.binding(taken.device.address) is not None
+        if context.host.origin(taken.device) is None and not is_kept:
             continue
         yield finding(
             "managed-and-bound",
@@ -249,11 +239,10 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
     """A device that vfiomgr bound without --persist is on its host driver after a reboot."""
     for taken in context.functions:
         device = taken.device
-        if taken.hostdev.managed or not taken.is_bound or context.host.origin(device) is None:
+        if taken.hostdev.managed or not taken.is_bound or context.domain.is_bound_by_hook:
             continue
-        if context.host.files.binding(device.address) is not None or device.physical_function:
-            continue
-        if context.domain.is_bound_by_hook:
+        is_kept = context.host.files.binding(device.address) is not None
+        if context.host.origin(device) is None or is_kept or device.physical_function:
             continue
         yield finding(
             "binding-not-kept",
@@ -263,7 +252,8 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
                 context.cite_managed(taken.hostdev),
                 f"{sysfs(device)}: no rule of vfiomgr bind --persist",
             ),
-            "with managed='no' nothing binds it after a reboot, so the domain will not start",
+            context.fix("with managed='no' nothing binds it", "nothing binds it")
+            + f" after a reboot, so {context.guest} will not start",
             bind_remedy(f"vfiomgr bind {device.address} --persist", [device], persist=True),
             subject=device,
         )

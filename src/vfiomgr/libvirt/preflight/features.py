@@ -1,4 +1,4 @@
-"""Rules about elements of the domain that this libvirt, QEMU or kernel does not have.
+"""Rules about elements of the domain that this libvirt, QEMU or kernel does not have, and iommufd.
 
 Without validation libvirt drops unknown attributes and elements.
 """
@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.guests.iommufd import OTHER_KERNEL, QEMU_IOMMUFD, lacks_iommufd
+from vfiomgr.guests.iommufd import (
+    FEWEST_PEERS,
+    OTHER_KERNEL,
+    QEMU_IOMMUFD,
+    is_peer,
+    lacks_iommufd,
+)
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     AMD_IOMMU,
@@ -18,6 +25,7 @@ from vfiomgr.libvirt.model import (
     IOMMUFD,
     MAXPHYSADDR,
     MAXPHYSADDR_LIMIT,
+    MDEV_NEEDS_GROUPS,
     PCI_DISPLAY,
     PORT_MEMORY,
     SMMU_ACCEL,
@@ -45,20 +53,17 @@ def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
     for line, feature, what in _newer(context):
         if feature.is_in(version):
             continue
+        otherwise = f"remove it in line {line}"
+        if context.host.vfio.has_groups is False and feature in (IOMMUFD, DOMAIN_IOMMUFD):
+            otherwise = OTHER_KERNEL
         yield finding(
             "element-dropped",
             "warning",
             f"libvirt {version} does not support {feature.what}, and drops it",
             (f"{context.at(line)}: {what}", context.cite_libvirt()),
             "without validation the domain starts without it",
-            f"install libvirt {feature.since} or later, or {_otherwise(context, feature, line)}",
+            f"install libvirt {feature.since} or later, or {otherwise}",
         )
-
-
-def _otherwise(context: PreflightContext, feature: Feature, line: int) -> str:
-    if context.host.vfio.has_groups is False and feature in (IOMMUFD, DOMAIN_IOMMUFD):
-        return OTHER_KERNEL
-    return f"remove it in line {line}"
 
 
 def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
@@ -139,28 +144,25 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
     wanting = [hostdev for hostdev in context.hostdevs if hostdev.iommufd]
     if not (wanting or context.domain.has_iommufd):
         return
-    lacking = tuple(_lacking_for_iommufd(context))
+    facts, lacking = context.host.readiness, []
+    if facts is not None and facts.has_dev and not facts.has_node(IOMMU_NODE):
+        lacking.append(f"{IOMMU_NODE} does not exist")
+    if lacks_iommufd(context.qemu):
+        lacking.append(f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})")
     if lacking:
-        otherwise = "remove iommufd: VFIO groups work without it"
+        otherwise = context.fix("remove iommufd", "pass --no-iommufd")
+        otherwise += ": VFIO groups work without it"
         if context.host.vfio.has_groups is False:
             otherwise = OTHER_KERNEL
         yield finding(
             "iommufd-missing",
             "blocker",
-            "the domain uses iommufd, which this host lacks",
+            f"{context.guest} uses iommufd, which this host lacks",
             (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
             "QEMU opens /dev/iommu and the cdev of each device",
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
             f"{QEMU_IOMMUFD} or later; or {otherwise}",
         )
-
-
-def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
-    facts = context.host.readiness
-    if facts is not None and facts.has_dev and not facts.has_node(IOMMU_NODE):
-        yield f"{IOMMU_NODE} does not exist"
-    if lacks_iommufd(context.qemu):
-        yield f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
 
 
 def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -197,6 +199,76 @@ def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
             f"remove fdgroup in line {line}, and libvirt opens /dev/iommu itself; or start the "
             "domain only with the program that passes it, as KubeVirt does",
         )
+
+
+def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "failed to open /dev/vfio/N", on a kernel without CONFIG_VFIO_GROUP."""
+    if context.host.vfio.has_groups is not False:
+        return
+    libvirt = context.libvirt
+    for hostdev in (h for h in context.hostdevs if not h.is_unassigned):
+        feature = IOMMUFD if hostdev.iommufd is not None else DOMAIN_IOMMUFD
+        fix = OTHER_KERNEL
+        if hostdev.element == "disk":
+            why = "QEMU opens the node of the IOMMU group for an NVMe disk (block/nvme.c)"
+        elif hostdev.kind != "pci":
+            why = context.fix(MDEV_NEEDS_GROUPS, "QEMU gets mediated devices by VFIO groups")
+        elif context.uses_iommufd(hostdev):
+            if libvirt is None or feature.is_in(libvirt):
+                continue
+            why = f"libvirt {libvirt} ignores {feature.what}"
+            fix = f"install libvirt {feature.since} or later, or {OTHER_KERNEL}"
+        else:
+            why = "without iommufd QEMU opens the node of the IOMMU group"
+            how = context.fix(
+                f"write <driver name='vfio' iommufd='yes'/> in line {hostdev.line}, which needs "
+                f"libvirt {IOMMUFD.since}",
+                "pass --iommufd",
+            )
+            fix = f"{how}; or {OTHER_KERNEL}"
+        yield finding(
+            "vfio-groups-missing",
+            "blocker",
+            f"{hostdev.name} uses VFIO groups, which this kernel does not have",
+            (context.cite(hostdev), "/sys/class/vfio does not exist"),
+            why,
+            fix,
+            subject=hostdev.name,
+        )
+
+
+def groups(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Advise iommufd, whose nodes are per device, where kernel, libvirt and QEMU have it.
+
+    Several devices that may use P2P DMA stay with VFIO groups (vfiomgr/guests/iommufd.py).
+    """
+    facts, hypervisor = context.host.readiness, context.hypervisor
+    if context.host.vfio.has_groups is False:
+        return
+    if facts is None or hypervisor is None or not IOMMUFD.is_in(hypervisor.libvirt):
+        return
+    if hypervisor.qemu is None or lacks_iommufd(hypervisor.qemu):
+        return
+    seen = context.seen
+    slots = {taken.device.address.slot for taken in seen if is_peer(taken.device)}
+    if not seen or context.domain.has_iommufd or any(taken.hostdev.iommufd for taken in seen):
+        return
+    if any(taken.hostdev.iommufd is False for taken in seen) or len(slots) >= FEWEST_PEERS:
+        return
+    cdevs = tuple(cdev_evidence(context.host, facts)) if facts.has_node(IOMMU_NODE) else ()
+    if not cdevs or any(taken.is_bound and not taken.device.vfio_cdev for taken in seen):
+        return
+    whole = DOMAIN_IOMMUFD.is_in(hypervisor.libvirt)
+    element = "<iommufd enabled='yes'/>" if whole else "<driver name='vfio' iommufd='yes'/>"
+    yield finding(
+        "iommufd-possible",
+        "info",
+        "the domain uses VFIO groups, although this host has iommufd",
+        (f"{IOMMU_NODE} exists", *cdevs, f"libvirt {hypervisor.libvirt}, QEMU {hypervisor.qemu}"),
+        "kernels may be built without VFIO groups, and new features of VFIO need iommufd",
+        f"write {element} {'in the domain' if whole else 'in each hostdev'}; no action is needed "
+        "while the kernel has VFIO groups",
+    )
 
 
 def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:

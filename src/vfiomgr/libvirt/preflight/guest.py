@@ -10,8 +10,8 @@ from vfiomgr.guests.checks import checks_guests
 from vfiomgr.libvirt.build.controllers import controllers_of
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
-from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
-from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT, RULES
+from vfiomgr.libvirt.preflight.context import PreflightContext
+from vfiomgr.libvirt.preflight.plan import RULES
 from vfiomgr.rules.report import Report
 
 if TYPE_CHECKING:
@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 _SOURCE = "arguments"
-_OF_LIBVIRT = frozenset({"code-43", "no-free-port"})
-"""Rules whose remedies are elements of a domain only."""
 
 
 @checks_guests
 def check_planned(host: HostSnapshot, request: GuestRequest, plan: GuestPlan) -> Report:
     """All findings about the start of a guest; what only libvirt knows is not checked."""
     domain = domain_of(request, plan)
-    report = RULES.run(PreflightContext(host, domain, Claims(None), is_of_libvirt=False))
-    findings = [_for_arguments(one) for one in report.findings if one.rule not in _OF_LIBVIRT]
-    other = (text for text in report.not_checked if text != OF_LIBVIRT)
-    return Report.of(findings, other, report.unknown)
+    report = RULES.run(PreflightContext(host, domain, is_of_libvirt=False))
+    findings = [_without_lines(one) for one in report.findings]
+    return Report.of(findings, report.not_checked, report.unknown)
 
 
 def domain_of(request: GuestRequest, plan: GuestPlan) -> Domain:
@@ -43,6 +40,8 @@ def domain_of(request: GuestRequest, plan: GuestPlan) -> Domain:
         for planned in placed
         for known in planned.properties
     ]
+    if plan.window.firmware_mib is not None:
+        properties.append(f"name=opt/ovmf/X-PciMmio64Mb,string={plan.window.firmware_mib}")
     memory = plan.memory
     return Domain(
         source=_SOURCE,
@@ -74,8 +73,7 @@ def domain_of(request: GuestRequest, plan: GuestPlan) -> Domain:
     )
 
 
-def _for_arguments(found: Diagnostic) -> Diagnostic:
-    """A finding without lines of a domain as evidence, and without its elements as remedies."""
+def _without_lines(found: Diagnostic) -> Diagnostic:
+    """A finding without lines of a domain as evidence, which the guest does not have."""
     evidence = tuple(text for text in found.evidence if not text.startswith(f"{_SOURCE}:"))
-    remedies = tuple(remedy for remedy in found.remedies if "<" not in str(remedy))
-    return replace(found, evidence=evidence, remedies=remedies)
+    return replace(found, evidence=evidence)

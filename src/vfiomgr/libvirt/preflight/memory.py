@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.guests.memory import RESERVE, needed_lock
 from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
-from vfiomgr.libvirt.preflight.context import shown_size, sysfs
-from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.libvirt.preflight.context import ROOT_BUS, shown_size, sysfs
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
-    from vfiomgr.pci.memory import NumaNode
+    from vfiomgr.pci.memory import HugepagePool, NumaNode
     from vfiomgr.pci.model import PciDevice
 
 
@@ -122,49 +120,45 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
     if not memory.has_hugepages or not nodes or _runs(context):
         return
     sizes = set(memory.hugepage_bytes) or {p.page_bytes for n in nodes for p in n.hugepages}
-    free = {size: sum(_free(node, size) for node in nodes) for size in sorted(sizes)}
-    if sum(free.values()) >= memory.total_bytes:
+    pools = [(n, p) for n in nodes for p in n.hugepages if p.page_bytes in sizes]
+    free = sum(pool.free * pool.page_bytes for _, pool in pools)
+    if free >= memory.total_bytes:
         return
     line = context.domain.line("memoryBacking/hugepages")
     yield finding(
         "hugepages-too-few",
         "blocker",
-        f"the domain needs {shown_size(memory.total_bytes)} of huge pages, but only "
-        f"{shown_size(sum(free.values()))} are free",
+        f"{context.guest} needs {shown_size(memory.total_bytes)} of huge pages, but only "
+        f"{shown_size(free)} are free",
         (
             f"{context.at(line)}: <hugepages>",
             *(
-                f"{_NODES}/node{node.number}/hugepages/hugepages-{pool.page_bytes // 1024}kB: "
-                f"{pool.free} of {pool.total} free"
-                for node in nodes
-                for pool in node.hugepages
-                if pool.page_bytes in sizes
+                f"{_pool_directory(node, pool)}: {pool.free} of {pool.total} free"
+                for node, pool in pools
             ),
         ),
         "QEMU allocates all huge pages when it starts, and exits if there are too few",
-        _more_pages(context, sizes),
+        _more_pages(context, pools, memory.total_bytes - free),
     )
 
 
-def _free(node: NumaNode, size: int) -> int:
-    pool = node.pool(size)
-    return pool.free * size if pool else 0
+def _pool_directory(node: NumaNode, pool: HugepagePool) -> str:
+    return f"{_NODES}/node{node.number}/hugepages/hugepages-{pool.page_bytes // 1024}kB"
 
 
-def _more_pages(context: PreflightContext, sizes: set[int]) -> str:
+def _more_pages(
+    context: PreflightContext, pools: Sequence[tuple[NumaNode, HugepagePool]], lacking: int
+) -> str:
     """The command that reserves the missing pages, on the first node and in its largest size."""
-    total = context.domain.memory.total_bytes
-    pools = [(n, p) for n in _nodes(context) for p in n.hugepages if p.page_bytes in sizes]
+    without = context.fix("remove <hugepages>", "omit --hugepages")
     if not pools:
-        return "remove <hugepages>: this kernel has no pool of that size"
-    lacking = total - sum(pool.free * pool.page_bytes for _, pool in pools)
+        return f"{without}: this kernel has no pool of that size"
     first = pools[0][0]
     pool = max((p for n, p in pools if n is first), key=lambda pool: pool.page_bytes)
     count = pool.total + -(-lacking // pool.page_bytes)
-    place = f"{_NODES}/node{first.number}/hugepages/hugepages-{pool.page_bytes // 1024}kB"
     return (
-        f"echo {count} > {place}/nr_hugepages, then read the file to see how many were reserved; "
-        "or remove <hugepages>"
+        f"echo {count} > {_pool_directory(first, pool)}/nr_hugepages, then read the file to see "
+        f"how many were reserved; or {without}"
     )
 
 
@@ -182,7 +176,7 @@ def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "memory-too-little",
         "blocker" if is_fatal else "info",
-        f"the domain locks {shown_size(memory.total_bytes)}, but {names} {verb} only "
+        f"{context.guest} locks {shown_size(memory.total_bytes)}, but {names} {verb} only "
         f"{shown_size(total if is_fatal else free)}{'' if is_fatal else ' free now'}",
         (
             context.cite_memory(),
@@ -190,7 +184,7 @@ def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
         ),
         "with a host device all guest memory is allocated and locked at the start"
         + ("" if is_fatal else ", and the kernel must first free its cache"),
-        "give the domain less memory, or stop another guest"
+        f"give {context.guest} less memory, or stop another guest"
         + (", or bind its memory to more nodes" if memory.host_nodes else ""),
     )
 
@@ -239,14 +233,14 @@ def far_memory(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "far-memory",
             "warning",
-            f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, far from its "
-            "devices",
+            f"{context.guest}'s memory is bound to NUMA node {format_cpulist(bound)}, far from "
+            "its devices",
             (
                 f"{context.at(line)}: <numatune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
             ),
             "all memory accesses of these devices cross the link between the sockets",
-            f"write nodeset='{_nodes_of(far)}' in line {line}",
+            context.fix(f"write nodeset='{_nodes_of(far)}' in line {line}", "pass --numa strict"),
         )
 
 
@@ -262,7 +256,8 @@ def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
         if node is not None and node.cpus and pinned.isdisjoint(node.cpus):
             far.append(device)
     if far:
-        near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in _numbers(far)}
+        numbers = {device.numa_node for device in far}
+        near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in numbers}
         line = context.domain.line("cputune")
         yield finding(
             "far-cpus",
@@ -289,11 +284,14 @@ def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "numa-unbound",
         "info",
-        f"the host has {len(nodes)} NUMA nodes, but the domain is not bound to any",
+        f"the host has {len(nodes)} NUMA nodes, but {context.guest} is not bound to any",
         tuple(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in near),
         "its memory and CPUs may be far from its devices, and placed differently at each start",
-        f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and "
-        "pin its CPUs there, as vfiomgr libvirt domain does",
+        context.fix(
+            f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and "
+            "pin its CPUs there, as vfiomgr libvirt domain does",
+            "pass --numa strict, and pin the threads of its CPUs there with taskset",
+        ),
     )
 
 
@@ -314,9 +312,11 @@ def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
     for near in _near_cells(context):
         if near.expander is None:
             lost[near.node].append(near)
+    numbers = [c.bus_nr for c in context.domain.controllers if c.model == EXPANDER]
+    lowest = min((number for number in numbers if number is not None), default=256)
     for node, devices in lost.items():
         cell = _cell_on(context, node)
-        told = "C" if cell is None else str(cell)
+        shown = "C" if cell is None else str(cell)
         meant = f" (C: the cell whose <memnode> is of node {node})" if cell is None else ""
         yield finding(
             "device-without-cell",
@@ -330,9 +330,10 @@ def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
             ),
             "numa_node is -1 in the guest: CUDA and NCCL place buffers and threads on any node, "
             "often across the link between the sockets",
+            # a number below those of all expanders, with a number for each port
             f"put {'them' if devices[1:] else 'it'} on root ports of an expander: <controller "
-            f"type='pci' model='{EXPANDER}'><target busNr='{_free_number(context, devices)}'>"
-            f"<node>{told}</node></target></controller>{meant}; vfiomgr libvirt domain writes "
+            f"type='pci' model='{EXPANDER}'><target busNr='{lowest - 1 - len(devices)}'>"
+            f"<node>{shown}</node></target></controller>{meant}; vfiomgr libvirt domain writes "
             "such a domain",
         )
 
@@ -342,26 +343,28 @@ def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
     cells = dict(context.domain.memory.cell_nodes)
     wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
     for near in _near_cells(context):
-        if near.expander is not None and _is_far(near.node, cells.get(_cell(near.expander))):
+        bound = None if near.expander is None else cells.get(near.expander.numa_node or 0)
+        if near.expander is not None and bound is not None and near.node not in bound:
             wrong[near.expander, near.node].append(near)
     for (expander, node), devices in wrong.items():
-        told, cell = _cell(expander), _cell_on(context, node)
+        own, cell = expander.numa_node or 0, _cell_on(context, node)
         names = ", ".join(near.hostdev.name for near in devices)
+        fix = f"write nodeset='{node}' into <memnode cellid='{own}'>"
+        if cell is not None:
+            fix = f"write <node>{cell}</node> in line {expander.line}, or put it behind another "
+            fix += "expander"
         yield finding(
             "device-of-other-cell",
             "warning",
-            f"the guest places {names} near its cell {told}, whose memory is on host NUMA node "
-            f"{format_cpulist(cells[told])}, but the device is on node {node}",
+            f"the guest places {names} near its cell {own}, whose memory is on host NUMA node "
+            f"{format_cpulist(cells[own])}, but the device is on node {node}",
             (
                 *(context.cite(near.hostdev) for near in devices),
-                f"{context.at(expander.line)}: expander with <node>{told}</node>",
+                f"{context.at(expander.line)}: expander with <node>{own}</node>",
                 *(near.where for near in devices),
             ),
             "memory that the guest chooses for the device is far from it",
-            f"write nodeset='{node}' into <memnode cellid='{told}'>"
-            if cell is None
-            else f"write <node>{cell}</node> in line {expander.line}, or put it behind another "
-            "expander",
+            fix,
         )
 
 
@@ -375,45 +378,17 @@ def _near_cells(context: PreflightContext) -> Iterator[_Near]:
     is_split = topology is not None and len(topology.nodes) > 1 and len(cells) > 1
     if not is_split or len(context.domain.memory.host_nodes) == 1:
         return
-    for hostdev, node, where in _nodes_of_hostdevs(context):
-        if node is not None and node >= 0 and hostdev.acpi_nodes is None:
-            yield _Near(hostdev, node, where, _expander_above(context, hostdev.guest))
-
-
-def _nodes_of_hostdevs(
-    context: PreflightContext,
-) -> Iterator[tuple[DomainHostdev, int | None, str]]:
-    for taken in seen(context):
-        node = taken.device.numa_node
-        yield taken.hostdev, node, f"{sysfs(taken.device)}/numa_node: {node}"
+    pairs = [(taken.hostdev, taken.device) for taken in context.seen]
     for hostdev, vgpu in context.vgpus:
         parent = context.host.device_named(vgpu.parent)
-        if parent is not None:
-            yield hostdev, parent.numa_node, f"{sysfs(parent)}/numa_node: {parent.numa_node}"
-
-
-def _expander_above(context: PreflightContext, guest: GuestAddress | None) -> PciController | None:
-    """The expander with a node above a place; libvirt places nothing there by default."""
-    seen: set[int] = set()
-    while guest is not None and guest.bus not in seen:
-        seen.add(guest.bus)
-        controller = context.controllers.get(guest.bus)
-        if controller is None:
-            return None
-        if controller.model == EXPANDER:
-            return controller if controller.numa_node is not None else None
-        guest = controller.guest
-    return None
-
-
-def _cell(expander: PciController) -> int:
-    """The cell set by an expander with a node."""
-    return expander.numa_node or 0
-
-
-def _is_far(node: int, bound: frozenset[int] | None) -> bool:
-    """Whether memory is bound, but not to that node."""
-    return bound is not None and node not in bound
+        pairs += [] if parent is None else [(hostdev, parent)]
+    for hostdev, device in pairs:
+        node = device.numa_node
+        if node is not None and node >= 0 and hostdev.acpi_nodes is None:
+            root = context.controllers.get(context.root_of(hostdev.guest) or ROOT_BUS)
+            has_node = root is not None and root.model == EXPANDER and root.numa_node is not None
+            where = f"{sysfs(device)}/numa_node: {node}"
+            yield _Near(hostdev, node, where, root if has_node else None)
 
 
 def _cell_on(context: PreflightContext, node: int) -> int | None:
@@ -422,21 +397,11 @@ def _cell_on(context: PreflightContext, node: int) -> int | None:
     return next((cell for cell, nodes in cells if node in nodes), None)
 
 
-def _free_number(context: PreflightContext, devices: list[_Near]) -> int:
-    """A number below those of all expanders, with a number for each port."""
-    taken = (c.bus_nr for c in context.domain.controllers if c.model == EXPANDER)
-    return min((number for number in taken if number is not None), default=256) - 1 - len(devices)
-
-
 def _near_some_node(context: PreflightContext) -> list[PciDevice]:
     """Functions to which the firmware assigned a node; -1 means unknown."""
-    devices = (taken.device for taken in seen(context))
+    devices = (taken.device for taken in context.seen)
     return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
 
 
-def _numbers(devices: list[PciDevice]) -> set[int]:
-    return {d.numa_node for d in devices if d.numa_node is not None}
-
-
 def _nodes_of(devices: list[PciDevice]) -> str:
-    return format_cpulist(_numbers(devices))
+    return format_cpulist({d.numa_node for d in devices if d.numa_node is not None})

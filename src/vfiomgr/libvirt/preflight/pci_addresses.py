@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import finding
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
-from vfiomgr.libvirt.preflight.presence import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.diagnostic import Diagnostic, Severity
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.model import DomainHostdev, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
@@ -28,7 +27,7 @@ def without_function_zero(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev, guest in _placed(context):
         if not guest.function:
             continue
-        if (guest.bus, guest.slot, 0) in context.occupied:
+        if (guest.bus, guest.slot, 0) in context.times_taken:
             continue
         yield finding(
             "function-without-zero",
@@ -49,7 +48,7 @@ def multifunction(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev, guest in _placed(context):
         if guest.function or guest.multifunction:
             continue
-        if not any((guest.bus, guest.slot, n) in context.occupied for n in range(1, 8)):
+        if not any((guest.bus, guest.slot, n) in context.times_taken for n in range(1, 8)):
             continue
         yield finding(
             "multifunction-missing",
@@ -66,16 +65,15 @@ def same_place(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Attempted double use of PCI Address"."""
     told: set[tuple[int, int, int]] = set()
     for hostdev, guest in _placed(context):
-        if place(guest) in told or context.times_taken[place(guest)] < 2:  # noqa: PLR2004 - two at one place
+        here, count = place(guest), context.times_taken[place(guest)]
+        if here in told or count < 2:  # noqa: PLR2004 - two at one place
             continue
-        told.add(place(guest))
-        here = place(guest)
+        told.add(here)
         others = [h for h in context.domain.hostdevs if h.guest and place(h.guest) == here]
         yield finding(
             "same-place",
             "blocker",
-            f"{context.times_taken[place(guest)]} devices are at the same address: "
-            f"{_written(guest)}",
+            f"{count} devices are at the same address: {_written(guest)}",
             tuple(context.cite(h, _written(h.guest)) for h in others),
             "each function needs its own address",
             f"write another address in line {hostdev.line}, or omit <address type='pci'>: "
@@ -137,50 +135,56 @@ def expander_node(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def expander_buses(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Bus numbers of an expander start at busNr: its own, one per port, and more below."""
+    """Bus numbers of an expander start at busNr: its own, one per port, and more below.
+
+    They are above those of pcie.0, and end at 255.
+    """
     numbered = [(e.bus_nr, e) for e in _expanders(context) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
     for (number, expander), (following, other) in pairwise(numbered):
         needed = 1 + _below(context, expander.index)
         if number + needed <= following:
             continue
-        severity: Severity = "blocker" if number == following else "warning"
-        yield finding(
-            "expander-buses",
-            severity,
+        yield _wrong_number(
+            context,
+            [expander, other],
             f"the expander with busNr {number} needs {needed} bus numbers, but the next expander "
             f"has busNr {following}",
-            (
-                f"{context.at(expander.line)}: busNr='{number}'",
-                f"{context.at(other.line)}: busNr='{following}'",
-            ),
-            "QEMU does not start with a duplicate number"
-            if number == following
-            else "the guest's firmware has no number for the last ports, so the guest cannot "
-            "find their devices",
-            f"write busNr='{number + needed}' or more in line {other.line}",
+            f"busNr='{number + needed}' or more",
+            is_duplicate=number == following,
         )
-
-
-def expander_limits(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Bus numbers of the first expander, above those of pcie.0, and of the last, up to 255."""
-    numbered = [(e.bus_nr, e) for e in _expanders(context) if e.bus_nr is not None]
-    numbered.sort(key=itemgetter(0))
     if not numbered:
         return
     (first, lowest), (last, highest) = numbered[0], numbered[-1]
     own, behind = _own_buses(context), 1 + _below(context, highest.index)
     if first < own:
         text = f"the guest's root has {own} buses, but the first expander has busNr {first}"
-        yield _without_number(context, lowest, text, f"busNr='{own}' or more")
+        yield _wrong_number(context, [lowest], text, f"busNr='{own}' or more")
     if last + behind > _LAST_BUS + 1:
-        text = (
-            f"the expander with busNr {last} needs {behind} bus numbers, but {_LAST_BUS} is the "
-            "highest"
-        )
+        text = f"the expander with busNr {last} needs {behind} bus numbers, but {_LAST_BUS} is "
         fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
         enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
-        yield _without_number(context, highest, text, enough)
+        yield _wrong_number(context, [highest], f"{text}the highest", enough)
+
+
+def _wrong_number(
+    context: PreflightContext,
+    expanders: Sequence[PciController],
+    text: str,
+    wanted: str,
+    *,
+    is_duplicate: bool = False,
+) -> Diagnostic:
+    """The finding about bus numbers of expanders, of which the last one must have another."""
+    why = "the guest's firmware has no number for the last ports, so the guest cannot find their "
+    return finding(
+        "expander-buses",
+        "blocker" if is_duplicate else "warning",
+        text,
+        tuple(f"{context.at(each.line)}: busNr='{each.bus_nr}'" for each in expanders),
+        "QEMU does not start with a duplicate number" if is_duplicate else f"{why}devices",
+        f"write {wanted} in line {expanders[-1].line}",
+    )
 
 
 def _placed(context: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
@@ -188,20 +192,6 @@ def _placed(context: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAdd
     for hostdev in context.domain.hostdevs:
         if hostdev.guest is not None:
             yield hostdev, hostdev.guest
-
-
-def _without_number(
-    context: PreflightContext, expander: PciController, text: str, remedy: str
-) -> Diagnostic:
-    return finding(
-        "expander-buses",
-        "warning",
-        text,
-        (f"{context.at(expander.line)}: busNr='{expander.bus_nr}'",),
-        "the guest's firmware has no number for the last ports, so the guest cannot find their "
-        "devices",
-        f"write {remedy} in line {expander.line}",
-    )
 
 
 def _own_buses(context: PreflightContext) -> int:
@@ -237,7 +227,7 @@ def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "companion-left-out",
             "info",
-            f"the domain has {device} without the other functions of its slot",
+            f"{context.guest} has {device} without the other functions of its slot",
             (context.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
             "the guest's driver may need them (audio over HDMI, USB-C), and the device is reset "
             "as one",
@@ -251,7 +241,8 @@ def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     for slot in _slots(context):
         places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
         unplaced = sum(t.hostdev.guest is None for t in slot)
-        if len(places) + unplaced < 2 or not _has_gpu(slot):  # noqa: PLR2004 - several places
+        has_gpu = any(taken.device.is_graphics_or_accelerator for taken in slot)
+        if len(places) + unplaced < 2 or not has_gpu:  # noqa: PLR2004 - several places
             continue
         yield finding(
             "companions-apart",
@@ -260,21 +251,17 @@ def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
             "the guest",
             tuple(context.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
             "some drivers look for the other functions beside function 0, as on the host",
-            f"{context.completion(slot[0].device)}",
+            context.completion(slot[0].device),
         )
 
 
 def _slots(context: PreflightContext) -> list[list[AssignedFunction]]:
     """The functions of each host slot from which the domain has several."""
     found: dict[tuple[int, int, int], list[AssignedFunction]] = defaultdict(list)
-    for taken in seen(context):
+    for taken in context.seen:
         if taken.device.physical_function is None:
             found[taken.device.address.slot].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]
-
-
-def _has_gpu(slot: Sequence[AssignedFunction]) -> bool:
-    return any(taken.device.is_graphics_or_accelerator for taken in slot)
 
 
 def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -289,10 +276,17 @@ def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "no-free-port",
         "info",
-        "no free root port: no device can be attached while the domain runs",
+        f"no free root port: no device can be attached while {context.guest} runs",
         tuple(f"{context.at(p.line)}: root port {p.index}" for p in ports[-1:]),
-        'libvirt cannot add a port to a running domain ("No more available PCI slots")',
-        f"add <controller type='pci' model='{ROOT_PORT}'/> once for each device to attach later",
+        context.fix(
+            'libvirt cannot add a port to a running domain ("No more available PCI slots")',
+            "QEMU cannot add a port to a running guest",
+        ),
+        context.fix(
+            f"add <controller type='pci' model='{ROOT_PORT}'/> once for each device to attach "
+            "later",
+            "pass --spare-ports N, with a port for each device to attach later",
+        ),
     )
 
 

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 from vfiomgr.check import platform_rules
 from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.preflight import (
-    backend,
-    confidential,
-    devices,
     drivers,
     features,
     memory,
-    mmio_window,
     pci_addresses,
     platform,
     presence,
-    smmu,
-    teaming,
-    vf_token,
+    settings,
+    users,
+    viommu,
 )
-from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
+from vfiomgr.libvirt.preflight.confidential import NAMES as OF_CONFIDENTIAL
+from vfiomgr.libvirt.preflight.confidential import confidential
+from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
 from vfiomgr.rules.report import Report
 from vfiomgr.rules.runner import RuleSet, register, rule
 
@@ -56,10 +54,14 @@ def _unknown(context: PreflightContext) -> Iterator[str]:
 def _not_checked(context: PreflightContext) -> Iterator[str]:
     """Other skipped checks, with the missing facts."""
     if context.hypervisor is None:
-        yield "other domains, and supported features of libvirt and QEMU: libvirt was not queried"
+        yield context.fix(
+            "other domains, and supported features of libvirt and QEMU: libvirt was not queried",
+            "domains of libvirt that have or claim the devices: libvirt was not queried",
+        )
     else:
         yield from unread_domains(context.hypervisor)
-    yield OF_LIBVIRT
+    if context.is_of_libvirt:
+        yield OF_LIBVIRT
     if not context.hostdevs:
         return
     host = context.host
@@ -71,19 +73,15 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
             f"({context.domain.architecture} machine): only PCs are supported"
         )
     if context.takes_functions:
-        yield from _unseen_addresses(context)
-    yield from teaming.unseen(context)
-    yield from smmu.unseen(context)
+        if host.topology is None:
+            yield "NUMA nodes and huge pages: not in the snapshot"
+        if host.kernel.cpu_address_bits is None and platform.has_host_bits(context):
+            yield "whether the BARs fit: the address width of the host is unknown"
+        yield from viommu.unseen_widths(context)
+    yield from settings.unseen_mac_addresses(context)
+    yield from viommu.unseen_places(context)
     if context.files is None and any(hostdev.rom_file for hostdev in context.hostdevs):
         yield "whether the ROM exists: the files are on another machine"
-
-
-def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
-    if context.host.topology is None:
-        yield "NUMA nodes and huge pages: not in the snapshot"
-    if context.host.kernel.cpu_address_bits is None and mmio_window.has_host_bits(context):
-        yield "whether the BARs fit: the address width of the host is unknown"
-    yield from platform.unseen_widths(context)
 
 
 RULES: RuleSet[PreflightContext] = register(
@@ -112,44 +110,43 @@ RULES: RuleSet[PreflightContext] = register(
             rule(drivers.variant, "variant-old-libvirt"),
             rule(drivers.managed_and_bound, "managed-and-bound"),
             rule(drivers.not_kept, "binding-not-kept"),
-            rule(devices.not_viable, "group-not-viable"),
-            rule(devices.shared_with_running, "group-held-by-domain"),
-            rule(devices.no_reset, "no-reset"),
-            rule(devices.by_running_domain, "held-by-domain"),
-            rule(devices.by_defined_domain, "claimed-by-domain"),
-            rule(devices.by_process, "held-by-process"),
-            rule(devices.by_pod, "held-by-pod", "held-by-claim", "users-unknown"),
+            rule(users.not_viable, "group-not-viable"),
+            rule(users.shared_with_running, "group-held-by-domain"),
+            rule(users.no_reset, "no-reset"),
+            rule(users.by_running_domain, "held-by-domain"),
+            rule(users.by_defined_domain, "claimed-by-domain"),
+            rule(users.by_process, "held-by-process"),
+            rule(users.by_pod, "held-by-pod", "held-by-claim", "users-unknown"),
             rule(presence.inactive, "vgpu-missing", "vgpu-inactive"),
-            rule(presence.wrong_model, "vgpu-model"),
+            rule(settings.wrong_model, "vgpu-model"),
             rule(presence.untyped_function, "function-without-type"),
             rule(presence.not_kept, "vgpu-not-kept"),
-            rule(presence.display_without_graphics, "display-without-graphics"),
-            rule(presence.several_ramfb, "several-ramfb"),
-            rule(presence.boot_order, "vgpu-boot-order"),
+            rule(settings.display_without_graphics, "display-without-graphics"),
+            rule(settings.several_ramfb, "several-ramfb"),
+            rule(settings.vgpu_boot_order, "vgpu-boot-order"),
             rule(pci_addresses.same_place, "same-place"),
             rule(pci_addresses.slot_of_port, "slot-not-zero"),
             rule(pci_addresses.on_expander, "device-on-expander"),
             rule(pci_addresses.expander_node, "expander-node"),
             rule(pci_addresses.expander_buses, "expander-buses"),
-            rule(pci_addresses.expander_limits, "expander-buses"),
             rule(pci_addresses.without_function_zero, "function-without-zero"),
             rule(pci_addresses.multifunction, "multifunction-missing"),
             rule(pci_addresses.companions_left_out, "companion-left-out"),
             rule(pci_addresses.companions_apart, "companions-apart"),
             rule(pci_addresses.no_spare_port, "no-free-port"),
-            rule(platform.group_apart, "viommu-group-apart"),
-            rule(platform.caching_mode, "viommu-caching-mode"),
-            rule(platform.maps_nothing, "viommu-without-mapping"),
-            rule(platform.too_wide, "viommu-too-wide"),
-            rule(smmu.several, "viommu-several"),
-            rule(smmu.wrong_bus, "viommu-wrong-bus"),
-            rule(smmu.maps_nothing, "viommu-without-mapping"),
-            rule(smmu.without_iommufd, "viommu-without-iommufd"),
-            rule(smmu.emulated, "viommu-emulated-device"),
-            rule(mmio_window.space_too_small, "address-space-too-small"),
-            rule(mmio_window.bars_too_large, "aperture-too-small"),
-            rule(mmio_window.emulated_bits, "address-bits-beyond-host"),
-            rule(platform.too_many, "too-many-cpus"),
+            rule(viommu.group_apart, "viommu-group-apart"),
+            rule(viommu.caching_mode, "viommu-caching-mode"),
+            rule(viommu.amd_maps_nothing, "viommu-without-mapping"),
+            rule(viommu.too_wide, "viommu-too-wide"),
+            rule(viommu.several, "viommu-several"),
+            rule(viommu.wrong_bus, "viommu-wrong-bus"),
+            rule(viommu.smmu_maps_nothing, "viommu-without-mapping"),
+            rule(viommu.without_iommufd, "viommu-without-iommufd"),
+            rule(viommu.emulated, "viommu-emulated-device"),
+            rule(platform.space_too_small, "address-space-too-small"),
+            rule(platform.bars_too_large, "aperture-too-small"),
+            rule(platform.emulated_bits, "address-bits-beyond-host"),
+            rule(platform.too_many_cpus, "too-many-cpus"),
             rule(memory.hard_limit, "hard-limit-too-low"),
             rule(memory.session, "session-memory-limit"),
             rule(memory.session_managed, "session-managed"),
@@ -161,35 +158,21 @@ RULES: RuleSet[PreflightContext] = register(
             rule(memory.unbound, "numa-unbound"),
             rule(memory.without_cell, "device-without-cell"),
             rule(memory.elsewhere, "device-of-other-cell"),
-            rule(confidential.support, "confidential-host"),
-            rule(confidential.versions, "confidential-old-libvirt", "confidential-old-qemu"),
-            rule(confidential.features, "confidential-features"),
-            rule(confidential.firmware, "confidential-firmware"),
-            rule(confidential.cpu, "confidential-cpu"),
-            rule(confidential.viommu, "confidential-viommu"),
-            rule(confidential.locked, "confidential-locked"),
-            rule(confidential.mapped, "confidential-mapped"),
-            rule(confidential.preallocated, "confidential-preallocated"),
-            rule(
-                confidential.memory_devices,
-                "confidential-memory-device",
-                "confidential-memory-hotplug",
-            ),
-            rule(confidential.shared, "confidential-shared-memory"),
+            rule(confidential, *OF_CONFIDENTIAL),
             rule(features.dropped, "element-dropped"),
             rule(features.unknown_iommu, "iommu-model-unknown"),
             rule(features.old_backend, "old-backend"),
             rule(features.iommufd, "iommufd-missing"),
             rule(features.iommufd_group, "iommufd-fdgroup-off", "iommufd-fdgroup"),
-            rule(backend.missing_groups, "vfio-groups-missing"),
-            rule(backend.groups, "iommufd-possible"),
-            rule(vf_token.missing, "vf-token-missing"),
-            rule(teaming.mac_addresses, "teaming-mac"),
+            rule(features.missing_groups, "vfio-groups-missing"),
+            rule(features.groups, "iommufd-possible"),
+            rule(settings.missing_token, "vf-token-missing"),
+            rule(settings.mac_addresses, "teaming-mac"),
             rule(features.driver_model, "driver-model-missing"),
-            rule(devices.boot_order, "boot-order-twice"),
-            rule(devices.rom_file, "rom-relative", "rom-missing"),
-            rule(devices.nvlink, "fabric-divided", "fabric-partition"),
-            rule(devices.code_43, "code-43"),
+            rule(settings.boot_order, "boot-order-twice"),
+            rule(settings.rom_file, "rom-relative", "rom-missing"),
+            rule(settings.nvlink, "fabric-divided", "fabric-partition"),
+            rule(settings.code_43, "code-43"),
         ),
         not_checked=(_not_checked,),
         unknown=(_unknown,),
@@ -208,7 +191,7 @@ def preflight(
     `hypervisor` is what libvirt reports, and `files` the existing files among those that the
     domains name; None if not checked.
     """
-    claims = Claims(hypervisor)
+    claims = claims_of(hypervisor)
     return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in domains)
 
 

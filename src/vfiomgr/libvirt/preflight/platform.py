@@ -1,29 +1,39 @@
-"""Rules about the host (IOMMU, VFIO, KVM), and about the guest's own IOMMU."""
+"""Rules about the host (IOMMU, VFIO, KVM), the number of CPUs, and the guest's physical addresses.
+
+The addresses must have room for memory and all BARs. The sizes of windows and BARs are computed by
+libvirt/build/limits.py, as for new domains.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.plan import RULES
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.documents.text import parse_json
 from vfiomgr.expressions import expression
+from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM, most_vcpus
-from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
-from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.libvirt.model import ADDS_EIM, MAXPHYSADDR
+from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
+from vfiomgr.libvirt.preflight.viommu import Q35
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
-from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
-from vfiomgr.units import Version
+from vfiomgr.pci.memory import (
+    DEFAULT_WINDOW,
+    TCG_BITS,
+    NoRoom,
+    bar_window,
+    fitting_window,
+    large_bytes,
+    memory_end,
+)
+from vfiomgr.units import GIB, MIB, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from vfiomgr.libvirt.model import DomainIommu
-    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
-
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.pci.model import PciDevice
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
@@ -40,13 +50,20 @@ def host(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:
-    """libvirt: "host doesn't support passthrough of host PCI devices" (67)."""
-    hypervisor = context.hypervisor
+    """libvirt: "host doesn't support passthrough of host PCI devices" (67).
+
+    Where the host has what libvirt looks for, its capabilities may be of before VFIO was loaded.
+    """
+    host, hypervisor = context.host, context.hypervisor
     if hypervisor is None or hypervisor.offers_vfio is not False or not context.hostdevs:
         return
-    if _has_vfio(context):
-        return  # libvirt keeps its capabilities: they may be of before VFIO was loaded
-    host = context.host
+    facts = host.readiness
+    if facts is not None and facts.has_dev:
+        has_vfio = facts.has_node("/dev/vfio/vfio")
+    else:
+        has_vfio = any(device.is_on_vfio for device in host.devices)
+    if has_vfio:
+        return
     free = (t.device for t in context.waiting if not diagnostics_to_bind(host, [t.device]))
     bindable = next(free, None)
     yield finding(
@@ -59,14 +76,6 @@ def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:
         if bindable
         else "modprobe vfio-pci; vfiomgr check shows what else is missing",
     )
-
-
-def _has_vfio(context: PreflightContext) -> bool:
-    """Whether the host has what libvirt looks for at the start."""
-    facts = context.host.readiness
-    if facts is not None and facts.has_dev:
-        return facts.has_node("/dev/vfio/vfio")
-    return any(device.is_on_vfio for device in context.host.devices)
 
 
 def no_kvm(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -100,20 +109,18 @@ def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "other-architecture",
         "blocker",
-        f"the domain is for {wanted} with KVM, but this host is {own}",
+        f"{context.guest} is for {wanted} with KVM, but this host is {own}",
         (f"{context.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
         "KVM runs only guests of the host's architecture",
-        f"write arch='{own}' and a machine of it in line {line}, or start the domain on a host "
-        f"of {wanted}",
+        context.fix(
+            f"write arch='{own}' and a machine of it in line {line}, or start the domain on a host "
+            f"of {wanted}",
+            f"pass --accel qemu, or start it on a host of {wanted}",
+        ),
     )
 
 
-_INTEL = "intel"
-_Q35 = expression(r"pc-q35-(\d{1,3})\.(\d{1,3})")
-"""The limits of QEMU itself: distributions have their own names and limits."""
-
-
-def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
+def too_many_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
 
     Since 10.10 libvirt adds the IOMMU and the mode if neither is written
@@ -123,281 +130,258 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
     count, line = domain.cpu.count, domain.line("vcpu")
     if not domain.is_x86 or count <= MOST_WITHOUT_EIM:
         return
-    cited = f"{context.at(line)}: {count} CPUs"
-    machine = f"{context.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"
-    most = _limit(domain.machine)
+    found = Q35.fullmatch(domain.machine or "")
+    most = most_vcpus(Version(int(found[1]), int(found[2]))) if found else None
+    shown = f"{context.at(domain.line('os/type'))}: machine='{domain.machine or ''}'"
+    why = "libvirt rejects the domain"
     if most is not None and count > most:
-        yield finding(
-            "too-many-cpus",
-            "blocker",
-            f"the domain has {count} CPUs, but its machine supports only {most}",
-            (cited, machine),
-            "libvirt rejects the domain",
-            f"write {most} or fewer in line {line}, or a newer machine type (288 up to "
-            "pc-q35-8.0, 1024 up to 8.2, then 4096)",
-        )
+        what = f"its machine supports only {most}"
+        fix = f"write {most} or fewer in line {line}, or a newer machine type (288 up to "
+        fix += "pc-q35-8.0, 1024 up to 8.2, then 4096)"
     elif "q35" not in (domain.machine or "q35"):
-        yield finding(
-            "too-many-cpus",
-            "blocker",
-            f"the domain has {count} CPUs, but a machine other than q35 supports only "
-            f"{MOST_WITHOUT_EIM}",
-            (cited, machine),
-            "libvirt rejects the domain",
-            f"write {MOST_WITHOUT_EIM} or fewer in line {line}",
-        )
+        what = f"a machine other than q35 supports only {MOST_WITHOUT_EIM}"
+        fix = f"write {MOST_WITHOUT_EIM} or fewer in line {line}"
     elif not _has_eim(context):
+        what = "no IOMMU with extended interrupt mode"
         iommu = context.at(domain.line("devices/iommu" if domain.iommus else "devices"))
-        yield finding(
-            "too-many-cpus",
-            "blocker",
-            f"the domain has {count} CPUs, but no IOMMU with extended interrupt mode",
-            (cited, f"{iommu}: no <iommu> with eim='on'"),
-            f"libvirt before {ADDS_EIM.since} rejects the domain: without it, interrupts reach "
-            f"only {MOST_WITHOUT_EIM} CPUs",
-            "write <iommu model='intel'><driver intremap='on' caching_mode='on' eim='on'/></iommu> "
-            "into <devices> and <ioapic driver='qemu'/> into <features>, or "
-            f"{MOST_WITHOUT_EIM} CPUs or fewer in line {line}",
-        )
+        shown = f"{iommu}: no <iommu> with eim='on'"
+        why = f"libvirt before {ADDS_EIM.since} rejects the domain: without it, interrupts reach "
+        why += f"only {MOST_WITHOUT_EIM} CPUs"
+        fix = "write <iommu model='intel'><driver intremap='on' caching_mode='on' eim='on'/>"
+        fix += "</iommu> into <devices> and <ioapic driver='qemu'/> into <features>, or "
+        fix += f"{MOST_WITHOUT_EIM} CPUs or fewer in line {line}"
+    else:
+        return
+    yield finding(
+        "too-many-cpus",
+        "blocker",
+        f"the domain has {count} CPUs, but {what}",
+        (f"{context.at(line)}: {count} CPUs", shown),
+        why,
+        fix,
+    )
 
 
 def _has_eim(context: PreflightContext) -> bool:
     """Whether the guest gets extended interrupt mode: as written, or added by libvirt."""
     iommus, version = context.domain.iommus, context.libvirt
     if version is not None and ADDS_EIM.is_in(version):
-        return not iommus or any(i.model == _INTEL and not i.is_eim_off for i in iommus)
+        return not iommus or any(i.model == "intel" and not i.is_eim_off for i in iommus)
     return any(iommu.has_eim for iommu in iommus)
 
 
-def _limit(machine: str | None) -> int | None:
-    found = _Q35.fullmatch(machine or "")
-    return most_vcpus(Version(int(found[1]), int(found[2]))) if found else None
+_USUAL_BITS = TCG_BITS
+"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also for a CPU model with KVM by default."""
+_LIKE_HOST = frozenset({"host-passthrough", "maximum"})
+"""Modes for `-cpu host` and `-cpu max`, which have the address width of the host with KVM."""
+_LIKE_HOST_SINCE = Version(6, 0)
+"""The QEMU that sets host-phys-bits for them (host_cpu_instance_init in target/i386/host-cpu.c)."""
+_WITH_HOST_BITS = ("rhel", "-hpb")
+"""Machine types of distributions that use the host's width: Red Hat's, some of Ubuntu's."""
+_HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
+"""The default of pci-hole64-size."""
+_CHECKED_SINCE = Version(7, 1)
+"""The QEMU that does not start if the space is too small (pc_memory_init)."""
+_WINDOW = expression(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
+_AMD = "AuthenticAMD"
+"""Also for QEMU's default CPU (qemu64)."""
+_SOFTWARE = "qemu"
+"""The type of domains without KVM, whose CPU has nothing of the host's CPU."""
 
 
-_AMD = "amd"
-_INTEL_CPU = "GenuineIntel"
-_AMD_DEVICE = "amd-iommu"
-_REMAPS = "dma-remap"
-_USUAL_ALIAS = "iommu0"
-_ON = ("on", "yes", "true", "y")
-"""Values that QEMU accepts as true (qapi_bool_parse in qapi/qapi-util.c)."""
-_CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
-"""Controllers below which all functions share one requester ID: that of the bridge."""
-
-
-def _of_model(context: PreflightContext, model: str) -> DomainIommu | None:
-    """The first IOMMU of a model; libvirt accepts several only of SMMUv3 (smmu.several)."""
-    return next((iommu for iommu in context.domain.iommus if iommu.model == model), None)
-
-
-def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
-
-    Each PCI Express function has its own space, even in one slot with others; everything behind a
-    bridge to conventional PCI shares one (pci_device_iommu_address_space in hw/pci/pci.c). An IOMMU
-    for a single bus is not checked.
-    """
-    iommu = context.domain.whole_iommu
-    if iommu is None:
+def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
+    bits, source = _guest_bits(context)
+    if bits is None or (context.qemu is not None and context.qemu < _CHECKED_SINCE):
         return
-    groups: dict[int, list[AssignedFunction]] = defaultdict(list)
-    for taken in seen(context):
-        if taken.device.iommu_group is not None:
-            groups[taken.device.iommu_group].append(taken)
-    for number, members in groups.items():
-        spaces = _count_spaces(context, members)
-        if spaces == 1:
-            continue
-        line = iommu.line
-        yield finding(
-            "viommu-group-apart",
-            "blocker",
-            f"the guest has an IOMMU, and IOMMU group {number} is assigned as {spaces} functions",
-            (
-                f"{context.at(line)}: <iommu>",
-                *(context.cite(taken.hostdev) for taken in members),
-                *(f"{IOMMU_GROUPS}/{number}/devices/{t.device.address}" for t in members),
+    end = _highest_address(context)
+    if end <= 1 << bits:
+        return
+    yield finding(
+        "address-space-too-small",
+        "blocker",
+        f"memory and the 64-bit hole end at {shown_size(end)}, but the guest has only {bits} "
+        "address bits",
+        (context.cite_memory(), source, f"a 64-bit hole of {shown_size(_hole(context))}"),
+        f'QEMU exits with "phys-bits too low": {bits} bits reach {shown_size(1 << bits)}',
+        _wider(context, end)
+        or context.fix(
+            "use less memory, or a smaller <pcihole64>", "use less memory, or more --address-bits"
+        ),
+    )
+
+
+def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
+    """The width of guest physical addresses, and its evidence; None if unknown."""
+    domain, host = context.domain, context.host
+    if not domain.is_x86:
+        return None, ""
+    line = context.at(domain.line("cpu/maxphysaddr"))
+    if domain.cpu.physical_bits is not None:
+        bits = domain.cpu.physical_bits
+        return bits, f"{line}: <maxphysaddr mode='emulate' bits='{bits}'>"
+    if not has_host_bits(context):
+        why = context.fix("no <maxphysaddr>", "the CPU model")
+        if domain.kind == _SOFTWARE:
+            why = context.fix(f"<domain type='{_SOFTWARE}'>", "without KVM")
+        return _USUAL_BITS, f"{why}: QEMU's {_USUAL_BITS} bits"
+    width = host.kernel.cpu_address_bits
+    if width is None:
+        return None, ""
+    limited = min(width, domain.cpu.physical_bits_limit or width)
+    return limited, f"/proc/cpuinfo: {width} bits physical, as in the guest"
+
+
+def has_host_bits(context: PreflightContext) -> bool:
+    """Whether the guest's addresses are as wide as the host's."""
+    domain, qemu = context.domain, context.qemu
+    if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
+        return False
+    if domain.cpu.passes_physical_bits:
+        return True
+    if any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
+        return True
+    return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
+
+
+def _highest_address(context: PreflightContext) -> int:
+    """The end of the 64-bit hole."""
+    hole = _hole(context)
+    return _end_of_memory(context, hole) + hole
+
+
+def _end_of_memory(context: PreflightContext, hole: int) -> int:
+    is_amd = context.host.kernel.cpu_vendor == _AMD and context.domain.kind == "kvm"
+    memory = context.domain.memory.total_bytes
+    return memory_end(memory, hole, is_q35=_is_q35(context), is_amd=is_amd)
+
+
+def _is_q35(context: PreflightContext) -> bool:
+    return "q35" in (context.domain.machine or "")
+
+
+def _hole(context: PreflightContext) -> int:
+    root = context.controllers.get(0)
+    if root is not None and root.hole64_kib is not None:
+        return root.hole64_kib * 1024
+    return _HOLE[_is_q35(context)]
+
+
+def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A BAR without a place reads as 0, and the guest's driver fails."""
+    bits, source = _guest_bits(context)
+    needed = bar_window(_slots(context), _count_emulated(context))
+    if bits is None or not needed or _highest_address(context) > 1 << bits:
+        return
+    window, shown = _window(context, bits)
+    if needed <= window:
+        return
+    sizes = [(taken.device, large_bytes([taken.device])) for taken in context.seen]
+    yield finding(
+        "aperture-too-small",
+        "warning",
+        f"the BARs of the devices need a window of {shown_size(needed)}, but the guest has only "
+        f"{shown_size(window)}",
+        (
+            *(
+                f"{sysfs(device)}/resource: {shown_size(size)} of 64-bit BARs"
+                for device, size in sizes
+                if size
             ),
-            "behind an IOMMU each PCI Express function has its own address space, but a group "
-            'can have only one: QEMU exits with "group used in multiple address spaces"',
-            f"remove <iommu> in line {line} (only needed for passthrough inside the guest); or "
-            f"put the entire group on the bus of one <controller type='pci' model='{TO_PCI}'/>; "
-            "or assign only one of the functions",
-        )
-
-
-def _count_spaces(context: PreflightContext, members: Sequence[AssignedFunction]) -> int:
-    """The number of address spaces of a group's functions; libvirt places some separately."""
-    placed = {
-        guest.bus
-        if context.model_at(guest.bus) in _CONVENTIONAL
-        else (guest.bus, guest.slot, guest.function)
-        for guest in (taken.hostdev.guest for taken in members)
-        if guest is not None
-    }
-    return len(placed) + sum(taken.hostdev.guest is None for taken in members)
-
-
-def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
-    iommu = _of_model(context, _AMD)
-    taking = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
-    if iommu is None or not taking:
-        return
-    aliases = (_USUAL_ALIAS, iommu.alias)
-    if any(_remaps(*pair, aliases) for pair in pairwise(context.domain.qemu_arguments)):
-        return
-    line = iommu.line
-    yield finding(
-        "viommu-without-mapping",
-        "blocker",
-        "the guest's IOMMU does not report its mappings to VFIO",
-        (
-            f"{context.at(line)}: <iommu model='{_AMD}'>",
-            *(context.cite(hostdev) for hostdev in taking),
+            source,
+            shown,
         ),
-        "QEMU's amd-iommu supports it since 10.2, disabled by default, and libvirt has no "
-        'element for it: QEMU exits with "requires dma-remap=1", or "requires iommu notifier"',
-        "write <iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu> in line "
-        f"{line} (also works on AMD hosts); or, with QEMU 10.2, <qemu:commandline> with "
-        "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
+        "the firmware finds no place for the last BARs: the guest starts, but its driver finds "
+        "a device without memory (BAR0 is 0M)",
+        _wider_window(context, needed, bits),
     )
 
 
-_CHECKS_WIDTH = Version(9, 1)
-"""vtd_check_hiod of hw/i386/intel_iommu.c is new in QEMU 9.1. It also compares a VT-d whose guest
-tables the host's IOMMU walks (first stage), which has 48 bits in every release."""
-_WIDE_QEMU, _WIDE_MACHINE = Version(10, 0), Version(9, 2)
-"""QEMU 9.2 still has 39 bits by default. Later releases have 48, but keep 39 for machines before
-9.2 (pc_compat_9_1 of hw/i386/pc.c)."""
-_NARROW, _WIDE = 39, 48
+def _slots(context: PreflightContext) -> Iterable[list[PciDevice]]:
+    """The functions of each slot of the guest; one without a place gets its own port."""
+    found: dict[object, list[PciDevice]] = defaultdict(list)
+    for taken in context.seen:
+        guest = taken.hostdev.guest
+        key = (guest.bus, guest.slot) if guest else taken.device.address
+        found[key].append(taken.device)
+    return found.values()
 
 
-def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "aw-bits 48 > host aw-bits 39", for VFIO groups and iommufd, except vGPUs with UUIDs.
+def _count_emulated(context: PreflightContext) -> int:
+    """How many other devices are or will be behind ports."""
+    own = context.domain.hostdevs
+    places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
+    others = (a for a in context.domain.taken if place(a) not in places)
+    placed = sum(context.is_single_slot(address.bus) for address in others)
+    waiting = sum(h.guest is None for h in own if h.is_seen and h.kind != "other")
+    return placed + max(0, context.domain.unplaced - waiting)
 
-    QEMU compares the widths of an IOMMU that only remaps interrupts, too.
-    """
-    width, asked = _host_width(context), _asked_width(context)
-    taking = [h for h in context.hostdevs if h.is_seen and h.kind == "pci"]
-    iommu = _of_model(context, _INTEL)
-    if iommu is None or width is None or asked is None or asked <= width[1] or not taking:
-        return
-    line = iommu.line
-    shown = f"aw_bits='{asked}'"
-    if iommu.address_bits is None:
-        shown = f"no aw_bits, and {asked} bits is the default of machine '{context.domain.machine}'"
-    yield finding(
-        "viommu-too-wide",
-        "blocker",
-        f"the guest's IOMMU translates {asked} address bits, but that of the host only {width[1]}",
-        (
-            f"{context.at(line)}: <iommu model='intel'>, {shown}",
-            f"{IOMMU_UNITS}/{width[0]}/intel-iommu/cap: {width[1]} bits",
-            *(context.cite(hostdev) for hostdev in taking),
-        ),
-        f'QEMU exits with "aw-bits {asked} > host aw-bits {width[1]}"',
-        f"write aw_bits='{_NARROW}' in the <driver> of the <iommu> in line {line}"
-        if width[1] >= _NARROW
-        else f"remove <iommu> in line {line}",
+
+def _window(context: PreflightContext, bits: int) -> tuple[int, str]:
+    """The size of the window for BARs, and its evidence."""
+    domain, host = context.domain, context.host
+    if domain.firmware != "efi":
+        above = max((1 << bits) - _highest_address(context) + _hole(context), 0)
+        return above, "SeaBIOS uses the space above the memory"
+    vendor = host.kernel.cpu_vendor if domain.kind != _SOFTWARE else _AMD
+    own = ovmf_window(bits, vendor)
+    written = filter(None, map(_WINDOW.search, domain.qemu_arguments))
+    windows = [(int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}") for found in written]
+    default = f"OVMF uses {shown_size(own)} by default with {bits} bits (since 2022.11)"
+    return max((own, default), *windows) if windows else (own, default)
+
+
+def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
+    """How to enlarge the window; addresses as wide as the host's come first."""
+    fewer = f"assign fewer of these devices to {context.guest}"
+    if context.domain.firmware != "efi":
+        return _wider(context, needed * 2) or fewer
+    width, vendor = context.host.kernel.cpu_address_bits, context.host.kernel.cpu_vendor
+    if width is not None and needed <= ovmf_window(width, vendor):
+        wider = _wider(context, needed)
+        if wider:
+            return wider
+    try:
+        fitting = fitting_window(needed, bits, lambda _: _end_of_memory(context, DEFAULT_WINDOW))
+    except NoRoom:
+        return _wider(context, needed * 2) or fewer
+    name = f"name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}"
+    return context.fix(
+        "write <qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
+        f"value='{name}'/> (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')",
+        f"add -fw_cfg {name}",
     )
 
 
-def _asked_width(context: PreflightContext) -> int | None:
-    """The width of the guest's VT-d; None if it has none, or QEMU does not compare it."""
-    iommu, qemu = _of_model(context, _INTEL), context.qemu
-    if iommu is None:
-        return None
-    machine = context.domain.machine or ""
-    found = _Q35.fullmatch(machine)
-    release = Version(int(found[1]), int(found[2])) if found else None
-    if machine == "q35":
-        release = qemu
-    own = qemu or release
-    if iommu.address_bits is not None:
-        return iommu.address_bits if own is not None and own >= _CHECKS_WIDTH else None
-    if release is None or own is None or own < _WIDE_QEMU or release < _WIDE_MACHINE:
-        return None
-    return _WIDE
+def _wider(context: PreflightContext, needed: int) -> str:
+    """Addresses as wide as the host's, if that is enough; empty for arguments, which have them."""
+    width = context.host.kernel.cpu_address_bits
+    if has_host_bits(context) or context.domain.kind == _SOFTWARE:
+        return ""
+    if width is not None and needed > 1 << width:
+        return ""
+    known = f" (the host has {width})" if width is not None else ""
+    version = context.libvirt
+    since = f", which needs libvirt {MAXPHYSADDR.since}"
+    if version is not None and MAXPHYSADDR.is_in(version):
+        since = ""
+    return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
 
 
-def _host_widths(context: PreflightContext) -> dict[str, int]:
-    facts = context.host.readiness
-    return {} if facts is None else facts.iommu_widths
-
-
-def _host_width(context: PreflightContext) -> tuple[str, int] | None:
-    """The widest VT-d unit of the host, and its width; None if unknown."""
-    return max(_host_widths(context).items(), key=itemgetter(1), default=None)
-
-
-def unseen_widths(context: PreflightContext) -> Iterator[str]:
-    """What is not compared: an unknown width, or units of which a device may be behind any."""
-    asked, widths = _asked_width(context) or 0, _host_widths(context).values()
-    is_intel = context.host.kernel.cpu_vendor == _INTEL_CPU
-    if is_intel and asked > _NARROW and not widths:
-        yield "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"
-    if widths and min(widths) < asked <= max(widths):
-        yield (
-            "whether the guest's IOMMU is wider than that of a device: the IOMMUs of the host "
-            f"translate {min(widths)} to {max(widths)} address bits, and the guest's {asked}"
-        )
-
-
-def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
-    """Whether a QEMU option enables DMA remapping of the AMD IOMMU, and not of another device."""
-    match option.removeprefix("-").removeprefix("-"):
-        case "device":
-            values = _values(argument, "driver")
-            return values.get("driver") == _AMD_DEVICE and _is_on(values.get(_REMAPS))
-        case "global":
-            values = _values(argument, "")
-            if "driver" not in values:
-                return _is_on(values.get(f"{_AMD_DEVICE}.{_REMAPS}"))
-            named = (values["driver"], values.get("property"))
-            return named == (_AMD_DEVICE, _REMAPS) and _is_on(values.get("value"))
-        case "set":
-            place, _, value = argument.partition("=")
-            kind, _, rest = place.partition(".")
-            alias, _, name = rest.rpartition(".")
-            return (kind, name) == ("device", _REMAPS) and alias in aliases and _is_on(value)
-    return False
-
-
-def _values(argument: str, implied: str) -> dict[str, object]:
-    """The members of an argument, in JSON or as `a=b,c=d`; the first may have no name."""
-    if argument.startswith("{"):
-        try:
-            read = parse_json(argument)
-        except ValueError:
-            return {}
-        return read if isinstance(read, dict) else {}
-    first, *more = (part.partition("=") for part in argument.split(","))
-    unnamed = implied and not first[1]
-    found = [
-        (implied, first[0]) if unnamed else (first[0], first[2]),
-        *((p[0], p[2]) for p in more),
-    ]
-    return dict(found)
-
-
-def _is_on(value: object) -> bool:
-    return value is True or value in _ON
-
-
-def caching_mode(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
-    iommu = _of_model(context, _INTEL)
-    if iommu is None or iommu.has_caching_mode:
+def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Libvirt: "cannot exceed the number supported by the host CPU" (67)."""
+    bits, width = context.domain.cpu.physical_bits, context.host.kernel.cpu_address_bits
+    if bits is None or width is None or bits <= width:
         return
-    if not any(hostdev.is_seen for hostdev in context.hostdevs):
-        return
-    line = iommu.line
+    line = context.domain.line("cpu/maxphysaddr")
     yield finding(
-        "viommu-caching-mode",
+        "address-bits-beyond-host",
         "blocker",
-        "the guest's IOMMU has no caching mode, which host devices need",
-        (f"{context.at(line)}: <iommu model='{_INTEL}'> without caching_mode='on'",),
-        "without it QEMU cannot see the mappings of the guest, and exits",
-        f"add <driver intremap='on' caching_mode='on'/> to the <iommu> of line {line}",
+        f"the guest has {bits} address bits, but the host's CPU only {width}",
+        (
+            f"{context.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
+            f"/proc/cpuinfo: {width} bits physical",
+        ),
+        "libvirt does not start it, because the CPU cannot use such addresses",
+        f"write <maxphysaddr mode='passthrough'/> in line {line}",
     )

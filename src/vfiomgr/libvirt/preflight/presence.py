@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.libvirt.model import DomainHostdev
-    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -81,6 +80,8 @@ class GuardRule(Value):
     shown: Callable[[PciDevice], str]
     """The evidence, after the function's directory."""
     reason: str
+    beside_libvirt: str = ""
+    """The reason for a guest without libvirt, if it is another one."""
     remedy: str = ""
     """The remedy; by default that of the safety check."""
     then: str = ""
@@ -100,7 +101,7 @@ class GuardRule(Value):
                         context.cite(taken.hostdev),
                         f"{sysfs(taken.device)}{self.shown(taken.device)}",
                     ),
-                    self.reason,
+                    context.fix(self.reason, self.beside_libvirt or self.reason),
                     (self.remedy or diagnostic.remedy) + self.then,
                 )
 
@@ -116,6 +117,7 @@ GUARD_RULES = (
         guards.bridge,
         _kind,  # libvirt: "Non-endpoint PCI devices cannot be assigned to guests"
         "a bridge carries other devices: neither vfio-pci nor libvirt assigns it to a guest",
+        "a bridge carries other devices: vfio-pci does not bind it",
         "write the address of the device behind it; vfiomgr groups shows them",
     ),
     GuardRule(
@@ -131,12 +133,14 @@ GUARD_RULES = (
         guards.stuck,
         lambda device: f": {device.stuck}",
         "the kernel has locked it: libvirtd would wait for it, and all its domains with it",
+        "the kernel has locked it: QEMU would wait for it",
     ),
     GuardRule(
         "denied-device",
         guards.denied,  # vfio_pci_dev_in_denylist
         lambda device: f": {device.vendor_id}:{device.device_id}",
         "vfio-pci cannot bind it, neither with vfiomgr nor with managed='yes'",
+        "vfio-pci cannot bind it",
         is_of_waiting=True,
     ),
     GuardRule(
@@ -164,14 +168,6 @@ def plain_network_device(context: PreflightContext) -> Iterator[Diagnostic]:
             f"it); or assign a virtual function: vfiomgr sriov set {taken.device.address} COUNT",
             subject=taken.device,
         )
-
-
-def seen(context: PreflightContext) -> tuple[AssignedFunction, ...]:
-    """The functions that the guest sees."""
-    return tuple(taken for taken in context.functions if taken.hostdev.is_seen)
-
-
-_MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
 def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -224,37 +220,11 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
             "info",
             f"{vgpu} does not survive a reboot: it is {how}",
             (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} exists now"),
-            "the kernel does not keep mediated devices, and the domain does not start without it",
+            f"the kernel does not keep mediated devices, and {context.guest} does not start "
+            "without it",
             f"vfiomgr vgpu define {hostdev.name} --autostart",
             subject=vgpu,
         )
-
-
-def wrong_model(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt compares it with the type's device_api (virMediatedDeviceCheckModel)."""
-    for hostdev, vgpu in context.vgpus:
-        api = _device_api(context, vgpu)
-        if api is None or hostdev.model is None or api == hostdev.model:
-            continue
-        yield finding(
-            "vgpu-model",
-            "blocker",
-            f"{vgpu} is of {api}, but the domain has model='{hostdev.model}'",
-            (
-                context.cite(hostdev, f"model='{hostdev.model}'"),
-                f"{MDEV_DEVICES}/{hostdev.name}/mdev_type/device_api: {api}",
-            ),
-            "libvirt compares them before it starts QEMU",
-            f"write model='{api}' in line {hostdev.line}",
-            subject=vgpu,
-        )
-
-
-def _device_api(context: PreflightContext, vgpu: Vgpu) -> str | None:
-    for parent in context.host.vgpus.parents:
-        if parent.name == vgpu.parent:
-            return next((t.device_api for t in parent.types if t.id == vgpu.type), None)
-    return None
 
 
 def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -273,61 +243,4 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
                 f"vfiomgr vgpu create --parent {name} --type TYPE (vfiomgr vgpu list --types "
                 "shows available types)",
                 subject=taken.device,
-            )
-
-
-def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt checks it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
-    if context.domain.has_graphics:
-        return
-    for hostdev in context.hostdevs:
-        if hostdev.display:
-            yield finding(
-                "display-without-graphics",
-                "blocker",
-                f"{hostdev.name} has display='on', but the domain has no graphics",
-                (
-                    context.cite(hostdev, "display='on'"),
-                    f"{context.at(context.domain.line('devices'))}: no <graphics>",
-                ),
-                "QEMU shows the image of the device through VNC or SPICE",
-                "add <graphics type='vnc'/> to <devices>, or write display='off' in line "
-                f"{hostdev.line}",
-                subject=hostdev.name,
-            )
-
-
-def several_ramfb(context: PreflightContext) -> Iterator[Diagnostic]:
-    """The firmware has one configuration file for ramfb: etc/ramfb (hw/display/ramfb.c)."""
-    with_ramfb = [hostdev for hostdev in context.hostdevs if hostdev.ramfb]
-    if len(with_ramfb) > 1:
-        names = ", ".join(hostdev.name for hostdev in with_ramfb)
-        yield finding(
-            "several-ramfb",
-            "blocker",
-            f"{len(with_ramfb)} devices have ramfb='on': {names}",
-            tuple(context.cite(hostdev, "ramfb='on'") for hostdev in with_ramfb),
-            "the firmware of a guest supports only one ramfb framebuffer",
-            f"keep ramfb='on' only in line {with_ramfb[0].line}",
-        )
-
-
-def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
-    """libvirt: "booting from assigned devices is not supported by mediated devices" (67).
-
-    It allows an order for disks of s390 (vfio-ccw), which are not vGPUs.
-    """
-    for hostdev in context.hostdevs:
-        is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
-        if is_vgpu and hostdev.boot_order is not None:
-            yield finding(
-                "vgpu-boot-order",
-                "blocker",
-                f"vGPU {hostdev.name} has a boot order",
-                (context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
-                "libvirt rejects the domain: a guest cannot boot from a mediated device, even "
-                "with ramfb",
-                f"remove <boot order='{hostdev.boot_order}'/> from the element in line "
-                f"{hostdev.line}",
-                subject=hostdev.name,
             )

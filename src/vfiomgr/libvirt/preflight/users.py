@@ -1,32 +1,31 @@
-"""Rules about other users of a device: domains, processes, members of its IOMMU group."""
+"""Rules about other users of a device: domains, processes, pods, members of its IOMMU group."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.expressions import expression
-from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
-from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.users.node_agent import CONTROL
 from vfiomgr.users.pod_devices import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.model import DomainHostdev, KnownDomain
-    from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
+    from vfiomgr.libvirt.model import DomainHostdev
+    from vfiomgr.libvirt.preflight.context import AssignedFunction, Claim, PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
+
+_SHOWN = 4
+"""The number of domains to list; a host may have hundreds."""
 
 
 def by_running_domain(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -56,40 +55,27 @@ def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
         if not others:
             continue
         known, more = first_of(others, _SHOWN, ": vfiomgr libvirt list")
+        lines = [
+            f"domain {other.name} is defined, with {hostdev.name}"
+            + (", and starts at boot" if other.autostarts else "")
+            for other in known
+        ]
+        who = f"domain {others[0].name} also claims"
+        if len(others) > 1:
+            who = f"{len(others)} other domains also claim"
+        fix = "do not run them at the same time, or assign different devices"
         starting = [other.argument for other in others if other.autostarts]
+        if starting:
+            fix += f"; disable the autostart of one: virsh autostart --disable {starting[0]}"
         yield finding(
             "claimed-by-domain",
             "warning",
-            f"{_counted(others)} {hostdev.name}",
-            (
-                context.cite(hostdev),
-                *(_defined(other, hostdev.name) for other in known),
-                *more,
-            ),
+            f"{who} {hostdev.name}",
+            (context.cite(hostdev), *lines, *more),
             "the domain that starts first gets the device; the other one fails to start",
-            "do not run them at the same time, or assign different devices"
-            + (
-                f"; disable the autostart of one: virsh autostart --disable {starting[0]}"
-                if starting
-                else ""
-            ),
+            fix,
             subject=hostdev.name,
         )
-
-
-_SHOWN = 4
-"""The number of domains to list; a host may have hundreds."""
-
-
-def _counted(others: Sequence[KnownDomain]) -> str:
-    if len(others) == 1:
-        return f"domain {others[0].name} also claims"
-    return f"{len(others)} other domains also claim"
-
-
-def _defined(domain: KnownDomain, device: str) -> str:
-    start = ", and starts at boot" if domain.autostarts else ""
-    return f"domain {domain.name} is defined, with {device}{start}"
 
 
 def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -111,7 +97,8 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
                     context.cite(hostdev),
                     *dict.fromkeys(f"/proc/{user.pid}/fd: {user.node}" for user in users),
                 ),
-                'libvirt does not know this process; QEMU fails with "Device or resource busy"',
+                f"{context.fix('libvirt does not know this process; ', '')}QEMU fails with "
+                '"Device or resource busy"',
                 "end that guest or process; vfiomgr show lists it",
                 subject=holder,
             )
@@ -119,10 +106,13 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
     """Report devices of pods: the kubelet does not ask libvirt before it starts their guests."""
+    reporter = f"the kubelet's record has it: {RECORD}"
+    if context.host.users.running_agent is not None:
+        reporter = f"the node agent reports it: {CONTROL}"
     for hostdev, holder in _holders(context):
         for diagnostic in held_by_pod(context.host, holder):
             is_unknown = diagnostic.rule == UNKNOWN
-            reported = () if is_unknown else (_reporter(context.host),)
+            reported = () if is_unknown else (reporter,)
             yield finding(
                 diagnostic.rule,
                 "warning" if is_unknown else "blocker",
@@ -132,13 +122,6 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
                 str(diagnostic.remedies[0]),
                 subject=holder,
             )
-
-
-def _reporter(host: HostSnapshot) -> str:
-    """The source of the pods of devices."""
-    if host.users.running_agent is not None:
-        return f"the node agent reports it: {CONTROL}"
-    return f"the kubelet's record has it: {RECORD}"
 
 
 def _holders(context: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:
@@ -153,123 +136,6 @@ def _is_itself(context: PreflightContext, user: DeviceUser) -> bool:
         return False
     itself = context.itself
     return context.hypervisor is None or (itself is not None and itself.is_active)
-
-
-_NVIDIA = "10de"
-_BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
-"""Chips whose last drivers are older than 465: GeForce 8 to 500."""
-
-
-def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
-    """libvirt: "per-device boot elements cannot be used together with os/boot elements" (67)."""
-    if not context.domain.has_os_boot:
-        return
-    for hostdev in context.domain.hostdevs:
-        if hostdev.boot_order is None:
-            continue
-        line = context.domain.line("os/boot")
-        yield finding(
-            "boot-order-twice",
-            "blocker",
-            f"{hostdev.name} has a boot order, but <os> has one too",
-            (
-                context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),
-                f"{context.at(line)}: <boot dev>",
-            ),
-            "libvirt rejects a domain with both",
-            f"remove <boot dev> in line {line} and give the disk a <boot order> instead",
-            subject=hostdev.name,
-        )
-
-
-def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU reads it as it starts: "failed to find romfile"."""
-    for hostdev in context.domain.hostdevs:
-        path = hostdev.rom_file
-        if path is None:
-            continue
-        if not path.startswith("/"):
-            yield finding(
-                "rom-relative",
-                "warning",
-                f"the ROM of {hostdev.name} has a relative path: {path}",
-                (context.cite(hostdev, f"<rom file='{path}'>"),),
-                "QEMU looks for it among its own files and exits if it is missing; libvirt's "
-                "schema rejects it",
-                f"write an absolute path in line {hostdev.line}",
-                subject=hostdev.name,
-            )
-        elif context.files is not None and not context.files.get(path, True):
-            yield finding(
-                "rom-missing",
-                "blocker",
-                f"the ROM of {hostdev.name} does not exist: {path}",
-                (context.cite(hostdev, f"<rom file='{path}'>"), f"no such file: {path}"),
-                'QEMU exits with "failed to find romfile"',
-                f"install the ROM file, or remove <rom file> in line {hostdev.line} (most cards "
-                "do not need it)",
-                subject=hostdev.name,
-            )
-
-
-def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
-    """GPUs behind NVSwitches: all with all switches, or a partition of the fabric manager."""
-    share = nvlink_share(context.host, {taken.device.address for taken in seen(context)})
-    if share is None or not (share.own_gpus or share.own_switches):
-        return
-    own, gpus = len(share.own_gpus), len(share.gpus)
-    evidence = (
-        *(_cite_switch(switch, is_own=switch in share.own_switches) for switch in share.switches),
-        f"the domain has {own} of {gpus} GPUs",
-    )
-    if share.is_divided:
-        yield finding(
-            "fabric-divided",
-            "warning",
-            f"the domain has only {len(share.own_switches)} of {len(share.switches)} NVSwitches "
-            f"and {own} of {gpus} GPUs",
-            evidence,
-            "a fabric cannot be divided: with a part of it CUDA does not start (error 802)",
-            "assign all GPUs and all NVSwitches, or only GPUs",
-        )
-    elif share.needs_partition:
-        yield finding(
-            "fabric-partition",
-            "info",
-            f"{own} GPUs of an NVLink fabric are assigned without its switches",
-            evidence,
-            "only the Fabric Manager knows whether they form a partition; without one CUDA does "
-            "not start (error 802)",
-            "activate their partition on the host before the start: fmpm -a ID (fmpm -l lists "
-            "them)",
-        )
-
-
-def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
-    return f"{sysfs(switch)}: NVSwitch{', in the domain' if is_own else ''}"
-
-
-def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Drivers before 465 stop in a guest that reports KVM."""
-    if context.domain.kind != "kvm" or context.domain.cpu.hides_kvm:
-        return
-    for taken in context.functions:
-        device = taken.device
-        is_graphics = device.class_code.startswith(CLASS_DISPLAY)
-        if device.vendor_id != _NVIDIA or not is_graphics or "GeForce" not in device.name:
-            continue
-        if not _BEFORE_465.search(device.name):
-            continue
-        yield finding(
-            "code-43",
-            "info",
-            f"the driver of {device} may stop with Code 43 in a guest",
-            (context.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
-            "all drivers for a GeForce of this generation refuse to run on KVM (fixed in 465)",
-            "write <kvm><hidden state='on'/></kvm> into <features>, like vfiomgr libvirt domain "
-            "--hide-kvm",
-            subject=device,
-        )
 
 
 def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -340,9 +206,7 @@ def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def _held_members(
-    context: PreflightContext, number: int
-) -> Iterator[tuple[PciDevice, DeviceOwner]]:
+def _held_members(context: PreflightContext, number: int) -> Iterator[tuple[PciDevice, Claim]]:
     """Members of a group that other domains have, and that this domain does not use."""
     for device in context.host.group_members(number):
         if device.address not in context.addresses:
@@ -361,7 +225,13 @@ def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         if not device.is_responsive:
             continue
-        others = [d for d in _on_its_bus(context, device) if not _is_owned(context, d)]
+        others = [
+            other
+            for other in context.host.beside(device)
+            if other.bridge_path == device.bridge_path
+            and not (other.is_bridge or other.address in context.addresses)
+            and other.iommu_group not in context.groups
+        ]
         if not others:
             continue
         yield finding(
@@ -373,19 +243,6 @@ def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
                 *(f"{driver_of(other)}, on the same bus" for other in others),
             ),
             "the guest finds the device in its last state, and may fail to start it a second time",
-            f"assign all functions of its bus to the domain: {addresses(others)}",
+            f"assign all functions of its bus to {context.guest}: {addresses(others)}",
             subject=device,
         )
-
-
-def _on_its_bus(context: PreflightContext, device: PciDevice) -> list[PciDevice]:
-    """The other functions below the same port, which are reset together."""
-    return [
-        other
-        for other in context.host.beside(device)
-        if other.bridge_path == device.bridge_path and not other.is_bridge
-    ]
-
-
-def _is_owned(context: PreflightContext, device: PciDevice) -> bool:
-    return device.address in context.addresses or device.iommu_group in context.groups
