@@ -244,7 +244,9 @@ class _Builder:
     def _added_port(self, address: PciAddress) -> str:
         domain = f"{address.domain:04x}"
         if address.bus >= _FIRST_LARGE_BUS:
-            name = f"{domain}:{address.bus - 1:02x}:01.0"
+            taken = {int(each.address.split(":")[1], 16) for each in self._listed}
+            bus = next(n for n in range(address.bus - 1, 0, -1) if n not in taken)
+            name = f"{domain}:{bus:02x}:{address.bus % 0x20:02x}.0"
         elif domain != "0000":
             name = f"{domain}:00:00.0"
         else:
