@@ -78,7 +78,7 @@ class Remedy(Value):
         return True
 
     def instead(self, _host: object) -> tuple[Remedy, ...]:
-        """What resolves a refusal of it on this host; nothing if it is in place."""
+        """If it is not useful: what resolves its refusal, or what is left to do."""
         return ()
 
 
@@ -134,7 +134,7 @@ class Diagnostic(Value):
     @property
     def hint(self) -> str:
         """The remedies of a refusal, after the reason that they share."""
-        return f"{self.why}: {self.remedy}" if self.why else self.remedy
+        return ": ".join(filter(None, (self.why, self.remedy)))
 
     def without(self, *options: OptionName) -> Diagnostic:
         """The diagnostic without remedies that use one of these options."""

@@ -1,4 +1,4 @@
-"""Numbers in text: lists such as `0-3,8`, quantities, sizes, and versions of programs."""
+"""Numbers in text: lists such as `0-3,8`, quantities, sizes, UUIDs, and versions of programs."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def whole(quantity: Fraction) -> int:
     return math.ceil(quantity)
 
 
+_UUID = expression(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a name is a UUID, as mediated devices have."""
+    return _UUID.fullmatch(text) is not None
+
+
 def counted(count: int, noun: str) -> str:
     """`1 vGPU`, `2 vGPUs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -93,7 +101,14 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"
 
 
-_SIZE = expression(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
+_SIZE = expression(r"([0-9]{1,30}) ?(?:([MGT])(?:I?B)?)?", re.IGNORECASE)
+_MEBIBYTES = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
+
+
+def parse_size(text: str) -> int | None:
+    """A memory size such as `6G`, `512 MiB` or `6144`, in MiB; None if it is not one."""
+    found = _SIZE.fullmatch(text.strip())
+    return None if found is None else int(found[1]) * _MEBIBYTES[(found[2] or "").upper()]
 
 
 def mebibytes(option: str, text: str) -> int:
@@ -103,11 +118,11 @@ def mebibytes(option: str, text: str) -> int:
         UsageError: it is not a size.
 
     """
-    found = _SIZE.fullmatch(text.strip())
-    if not found or not int(found[1]):
+    found = parse_size(text)
+    if not found:
         message = f"{option} {text} is not a size"
         raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
-    return int(found[1]) * (GIB // MIB if found[3] else 1)
+    return found
 
 
 _NUMBERS = expression(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
-from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES
-from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
+from vfiomgr.pci.drivers import parse_pci_ids
+from vfiomgr.pci.iommu import (
+    HARMLESS_DRIVERS,
+    acs_override_words,
+    blockers,
+    is_blocking,
+    is_of_chipset,
+)
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
 from vfiomgr.units import counted
 from vfiomgr.value import Value
@@ -77,7 +84,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
             "the group must be assigned together: the host loses these devices too",
-            "move the GPU to a slot with its own group",
+            "" if is_of_chipset(inside) else "move the GPU to a slot with its own group",
             Remedy("enable ACS in the firmware setup", joint=", "),
             bind_remedy(
                 f"bind all of them with: vfiomgr bind {inside[0].address} --with-group",
@@ -109,12 +116,15 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report groups without a GPU that contain several slots."""
     with_gpu = set(_numbers(gpus(host)))
     evidence: list[str] = []
+    found: list[PciDevice] = []
     for group in host.groups:
-        slots = {d.address.slot for d in _endpoints(host, group.number)}
+        members = _endpoints(host, group.number)
+        slots = {d.address.slot for d in members}
         if len(slots) < 2 or group.is_noiommu or group.number in with_gpu:  # noqa: PLR2004 - several
             continue
-        members = ", ".join(str(d.address) for d in _endpoints(host, group.number))
-        evidence += [f"{IOMMU_GROUPS}/{group.number}: {members}"]
+        found += members
+        names = ", ".join(str(d.address) for d in members)
+        evidence += [f"{IOMMU_GROUPS}/{group.number}: {names}"]
         evidence += _nothing_between(host, group.number)
     if evidence:
         yield finding(
@@ -124,7 +134,9 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
             tuple(evidence),
             "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
             "so they are assigned together",
-            "to assign one separately, move it to a slot with its own group",
+            "assign them together: functions of the chipset cannot be moved to another slot"
+            if is_of_chipset(found)
+            else "to assign one separately, move it to a slot with its own group",
         )
 
 
@@ -281,11 +293,6 @@ def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> I
         yield bind_remedy(rule, [first], with_group=shared, persist=True, joint="; ")
 
 
-_IDS = expression(r"(?:^|\s)ids=(\S+)")
-_COMMAND_LINE_IDS = expression(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
-_ANY = "ffffffff"
-
-
 class _Entry(Value):
     """One vendor:device of a list, and the matching functions."""
 
@@ -383,28 +390,22 @@ def _once(devices: Iterator[PciDevice]) -> list[PciDevice]:
 
 
 def _entries(host: HostSnapshot, facts: Readiness) -> list[_Entry]:
+    found = [
+        (str(setting), one.value)
+        for setting in facts.settings("options", "vfio_pci")
+        for one in parameters(setting.arguments, "ids")
+    ]
+    found += [
+        (f"/proc/cmdline: {one.word}", one.value)
+        for one in parameters(host.kernel.command_line, "vfio_pci.ids")
+    ]
     return [
         _Entry(
             source,
             text,
-            tuple(d for d in host.devices if _matches(text, d) and not d.is_bridge),
+            tuple(d for d in host.devices if entry.matches(d) and not d.is_bridge),
         )
-        for source, ids in _identifiers(host, facts)
-        for text in ids.strip('"').split(",")
+        for source, ids in found
+        for text, entry in parse_pci_ids(ids)
+        if entry is not None
     ]
-
-
-def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str]]:
-    for setting in facts.settings("options", "vfio_pci"):
-        for ids in _IDS.findall(setting.arguments):
-            yield str(setting), ids
-    for word, ids in _COMMAND_LINE_IDS.findall(host.kernel.command_line or ""):
-        yield f"/proc/cmdline: {word}", ids
-
-
-def _matches(entry: str, device: PciDevice) -> bool:
-    """Whether vendor:device[:subvendor[:subdevice[:class[:mask]]]] matches a function."""
-    wanted = [part.lower().removeprefix("0x") or _ANY for part in entry.split(":")][:4]
-    found = [device.vendor_id, device.device_id, *device.subsystem_id.split(":")]
-    pairs = zip(wanted, found, strict=False)
-    return all(w == _ANY or w.zfill(4) == f for w, f in pairs) and len(wanted) > 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, install_modules
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import (
     IOMMU_GROUPS,
@@ -96,7 +97,7 @@ def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
     if host.readiness is not None and host.readiness.has_acpi_tables:
         tables = ", ".join(host.iommu.firmware_tables) or "none of DMAR, IVRS, IORT"
         yield f"/sys/firmware/acpi/tables: {tables}"
-    words = [w for w in (host.kernel.command_line or "").split() if "iommu" in w]
+    words = [word for word in host.kernel.words if "iommu" in word]
     if words:
         yield f"/proc/cmdline: {' '.join(words)}"
 
@@ -155,13 +156,15 @@ def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
     if value is not None:
         place = _PARAMETERS.format(module.name, name)
         return (f"{place}: {value}",) if value == "Y" else ()
-    options = facts.settings("options", module.name)
-    wanted = {f"{name}={yes}" for yes in ("1", "y", "Y")}
-    return tuple(str(o) for o in options if wanted & set(o.arguments.split()))
+    return tuple(
+        str(option)
+        for option in facts.settings("options", module.name)
+        if any(one.value in {"1", "y", "Y"} for one in parameters(option.arguments, name))
+    )
 
 
 def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
-    words = [w for w in (host.kernel.command_line or "").split() if w in _NOT_REMAPPED]
+    words = [word for word in host.kernel.words if word in _NOT_REMAPPED]
     if words:
         how = command_line(facts)
         return f"remove {' '.join(words)} from the kernel command line{how}; then reboot"

@@ -26,10 +26,12 @@ from vfiomgr.engine.journal_files import (
     DIRECTORY,
     decode,
     encode,
+    is_end,
     last_record,
     names,
     next_name,
 )
+from vfiomgr.engine.registry import request_kinds
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own, read_own
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Checkpoint, Plan, Request
     from vfiomgr.host.tree import HostTree
 
-_ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
 _KEPT = 100
 """Number of runs to keep; older ones are removed."""
 FIRST_STEPS = 16
@@ -223,14 +224,19 @@ def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
 def has_ended(file: BinaryIO) -> bool:
     """Whether a run ended and nothing remains to be done; its last record shows that."""
     last = last_of(file)
-    return last is not None and last["event"] == "end" and last.get("outcome") != "incomplete"
+    return last is not None and is_end(last)
 
 
 def last_of(file: BinaryIO) -> dict[str, Any] | None:
     """The last record of a journal; None if it is damaged."""
+    return last_record(tail_of(file))
+
+
+def tail_of(file: BinaryIO) -> bytes:
+    """The end of a journal, with its last record."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))
-    return last_record(file.read(_TAIL))
+    return file.read(_TAIL)
 
 
 def is_locked(file: BinaryIO) -> bool:
@@ -243,7 +249,7 @@ def is_locked(file: BinaryIO) -> bool:
 
 
 def _prune(tree: HostTree) -> None:
-    """Remove old runs, except unsettled ones and the last ones about layouts.
+    """Remove old runs, except unsettled ones and the last ones that other requests read.
 
     Unreadable journals are kept too, since somebody has to check them.
     """
@@ -257,7 +263,12 @@ def _prune(tree: HostTree) -> None:
             records = read_journal(tree, name)
         except (FileNotFoundError, NotARecord, InvalidDocument):
             continue
-        if left and records and records[0]["request"].get("kind") in _ABOUT_LAYOUTS:
-            left -= 1  # revert takes them back
+        if left and records and _is_kept_longer(records[0]["request"]):
+            left -= 1
         elif is_settled or not records:
             tree.remove(DIRECTORY / name)
+
+
+def _is_kept_longer(request: Mapping[str, Any]) -> bool:
+    kind = request_kinds().get(str(request.get("kind")))
+    return kind is not None and kind.has_long_journal

@@ -92,13 +92,35 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
 
     It may be of another version: an end is one in all of them.
     """
-    lines = [line for line in tail[: tail.rfind(b"\n") + 1].split(b"\n") if line.strip()]
-    if not lines:
-        return None
+    line = _last_line(tail)
     try:
-        return _checked(lines[-1])
+        return _checked(line)
     except ValueError:
         return None
+
+
+def is_earlier_end(tail: bytes) -> bool:
+    """Whether the last record of a journal of before 1.0, from its last bytes, is an end.
+
+    Such records may have no checksum.
+    """
+    import json  # noqa: PLC0415 - a host without journals needs none
+
+    try:
+        last = json.loads(_last_line(tail))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(last, dict) and is_end(last)
+
+
+def is_end(record: Mapping[str, Any]) -> bool:
+    """Whether nothing of a run remains to be done after this record."""
+    return bool(record.get("event") == "end" and record.get("outcome") != "incomplete")
+
+
+def _last_line(tail: bytes) -> bytes:
+    lines = [line for line in tail[: tail.rfind(b"\n") + 1].split(b"\n") if line.strip()]
+    return lines[-1] if lines else b""
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -206,6 +228,8 @@ DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
 """The highest number used by a run."""
 _NUMBERED = expression(r"([0-9]{12,18})\.jsonl")
+_DATED = expression(r"[0-9]{8}T[0-9]{6}Z-[0-9]{20}-[0-9]+\.jsonl")
+"""Names of versions before 1.0: wall clock, monotonic clock, PID."""
 _DIGITS = 18
 _MOST_RUNS = 10**15
 """Numbers beyond this are invalid."""
@@ -222,7 +246,13 @@ def _number(name: str) -> int:
 
 def foreign_names(tree: HostTree) -> list[str]:
     """Other names in the directory, which are not journals of vfiomgr."""
-    return [name for name in tree.children(DIRECTORY) if not _is_ours(name)]
+    dated = earlier_names(tree)
+    return [name for name in tree.children(DIRECTORY) if not _is_ours(name) and name not in dated]
+
+
+def earlier_names(tree: HostTree) -> list[str]:
+    """The names of journals of versions before 1.0, whose records this version does not read."""
+    return [name for name in tree.children(DIRECTORY) if _DATED.fullmatch(name)]
 
 
 def _is_ours(name: str) -> bool:

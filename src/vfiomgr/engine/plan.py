@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Option
     from vfiomgr.pci.function import Purpose
-    from vfiomgr.pci.model import DeviceIdentity, PciDevice
+    from vfiomgr.pci.model import DeviceIdentity
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import Holder
+    from vfiomgr.snapshot.values import Holder  # noqa: TC004
 
 
 class Checkpoint(Value):
@@ -63,6 +63,8 @@ class Request:
     """Whether it only changes files, so that a root without a kernel is sufficient."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
+    has_long_journal: ClassVar[bool] = False
+    """Whether journals of its runs are kept longer, because other requests read them."""
     deferred_types: ClassVar[dict[str, str]] = {}
     """Types of its fields that its module does not import, with their modules."""
 
@@ -220,37 +222,25 @@ class Step:
         """Whether one of the `later` steps of a journal restores what this one changed."""
         return cls.is_setting
 
-    # What `vfiomgr.engine.undo` asks of a step that an interrupted operation had begun.
-
     @property
     def tied_to(self) -> DeviceIdentity | None:
         """The device that must still be the same one, or the step cannot be undone."""
         return None
 
-    @property
-    def recreates_below(self) -> str | None:
-        """The bridge below which undoing it recreates virtual functions."""
-        return None
 
-    def is_effective_after_reboot(self, _device: PciDevice) -> bool:
-        """Whether, after a reboot, its device still is where the step put it."""
-        return False
+class UndoEffects(Value):
+    """What undoing a step does to devices; capabilities report it for their steps."""
 
-    def is_moved_by_undo(self, _device: PciDevice) -> bool:
-        """Whether undoing it moves its device from its present driver."""
-        return False
-
-    def made_vgpu(self, _host: HostSnapshot) -> Holder | None:
-        """The vGPU that it created and that undoing it removes."""
-        return None
-
-    def functions_removed_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that undoing it removes."""
-        return []
-
-    def functions_reduced_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that lose memory by undoing it."""
-        return []
+    leaving: tuple[Holder, ...] = ()
+    """What leaves its driver."""
+    removed: tuple[Holder, ...] = ()
+    """What no longer exists afterwards."""
+    reduced: tuple[Holder, ...] = ()
+    """What loses memory."""
+    recreated_below: str | None = None
+    """The path of a bridge below which functions that are gone are created again."""
+    outlasts_reboot: bool = False
+    """Whether there is something to undo on this host even after a reboot."""
 
 
 class Exchange(Step):
@@ -359,18 +349,19 @@ def joined(summary: str, plans: Sequence[Plan]) -> Plan:
         summary,
         tuple(step for plan in plans for step in plan.steps),
         locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
-        notes=_distinct(note for plan in plans for note in plan.notes),
-        alternatives=_distinct(one for plan in plans for one in plan.alternatives),
-        already=_distinct(text for plan in plans for text in plan.already),
-        resolves=_distinct(name for plan in plans for name in plan.resolves),
-        deferred=_distinct(text for plan in plans for text in plan.deferred),
+        notes=distinct(note for plan in plans for note in plan.notes),
+        alternatives=distinct(one for plan in plans for one in plan.alternatives),
+        already=distinct(text for plan in plans for text in plan.already),
+        resolves=distinct(name for plan in plans for name in plan.resolves),
+        deferred=distinct(text for plan in plans for text in plan.deferred),
     )
 
 
 _Found = TypeVar("_Found")
 
 
-def _distinct(found: Iterable[_Found]) -> tuple[_Found, ...]:
+def distinct(found: Iterable[_Found]) -> tuple[_Found, ...]:
+    """The values in their order, without duplicates."""
     return tuple(dict.fromkeys(found))
 
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfiomgr.capability import registered
 from vfiomgr.documents.jsonable import from_jsonable
-from vfiomgr.engine.plan import REQUEST_KINDS, STEP_KINDS, Checkpoint, Request, Step
+from vfiomgr.engine.plan import (
+    REQUEST_KINDS,
+    STEP_KINDS,
+    Checkpoint,
+    Request,
+    Step,
+    UndoEffects,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
@@ -38,6 +45,7 @@ _RESOLVERS: dict[type[Request], Callable[..., Checkpoint]] = {}
 _CHECKS: dict[type[Request], Callable[..., None]] = {}
 _PERFORMERS: dict[type[Step], Callable[..., None]] = {}
 _VERIFIERS: dict[type[Step], Callable[..., None]] = {}
+_UNDO_REPORTS: dict[type[Step], Callable[..., UndoEffects]] = {}
 _UNDO_GUARDS: list[UndoGuard] = []
 _DEVICE_NOTES: list[DeviceNotes] = []
 _AFTER_CHANGES: list[AfterChange] = []
@@ -73,6 +81,15 @@ def performs(*kinds: type[Step]) -> Callable[[_F], _F]:
 def verifies(kind: type[Step]) -> Callable[[_F], _F]:
     """Register a function that checks the device after a step, but not after undoing one."""
     return _for(_VERIFIERS, kind)
+
+
+def reports_undo(kind: type[Step]) -> Callable[[_F], _F]:
+    """Register the function that reports what undoing steps of a class does to devices.
+
+    Its parameters are the host and the step, it returns `UndoEffects`; classes derived from that
+    one have the same function. It belongs in the module of the class.
+    """
+    return _for(_UNDO_REPORTS, kind)
 
 
 def guards_undo(function: UndoGuard) -> UndoGuard:
@@ -193,6 +210,13 @@ def verify(step: Step, tree: HostTree) -> None:
     verifier = _VERIFIERS.get(type(step))
     if verifier is not None:
         verifier(tree, step)
+
+
+def undo_effects(host: HostSnapshot, step: Step) -> UndoEffects:
+    """What undoing a step would do to the devices of the host."""
+    kinds = (kind for kind in type(step).__mro__ if kind in _UNDO_REPORTS)
+    kind = next(kinds, None)
+    return UndoEffects() if kind is None else _UNDO_REPORTS[kind](host, step)
 
 
 def undo_guards() -> tuple[UndoGuard, ...]:

@@ -6,13 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine.journal import FIRST_STEPS, Journal, has_ended, is_locked, last_of
+from vfiomgr.engine.journal import FIRST_STEPS, Journal, has_ended, is_locked, last_of, tail_of
 from vfiomgr.engine.journal_files import (
     DIRECTORY,
     PLANS,
     all_of,
     decode,
+    earlier_names,
     foreign_names,
+    is_earlier_end,
     is_plan,
     names,
     names_planned_steps,
@@ -80,7 +82,7 @@ def survey(tree: HostTree, boot_id: str | None) -> Survey:
     runs = [run for run in found if isinstance(run, CutOff)]
     return Survey(
         tuple(run for run in runs if not run.is_settled),
-        tuple(run for run in found if isinstance(run, Damaged)),
+        (*(run for run in found if isinstance(run, Damaged)), *_unread(tree)),
         tuple(foreign_names(tree)),
         tuple(run for run in runs if run.is_settled),
     )
@@ -110,6 +112,20 @@ def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged
     if not contents.records:
         return None
     return _cut_off(name, contents.records, boot_id, settled_in(tree, contents.records))
+
+
+def _unread(tree: HostTree) -> Iterator[Damaged]:
+    """The interrupted runs of versions before 1.0, whatever devices they concern."""
+    for name in earlier_names(tree):
+        why = "it was written by a version before 1.0"
+        try:
+            with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
+                if not is_earlier_end(tail_of(file)):
+                    yield Damaged(name, why)
+        except FileNotFoundError:
+            continue
+        except NotARecord as error:
+            yield Damaged(name, str(error))
 
 
 def _damaged(name: str, why: str, records: list[dict[str, Any]]) -> Damaged:

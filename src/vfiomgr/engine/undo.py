@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
-from vfiomgr.engine.registry import undo_guards
+from vfiomgr.engine.registry import undo_effects, undo_guards
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.snapshot.values import Holder
 from vfiomgr.value import Value
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step  # noqa: TC004
-    from vfiomgr.pci.model import DeviceIdentity, PciDevice  # noqa: TC004
+    from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -27,16 +27,11 @@ class UndoPlan(Value):
 
 
 class UndoScope(Value):
-    """What undoing affects, for the checks that capabilities register."""
+    """What undoing affects (as in `UndoEffects`), for the checks that capabilities register."""
 
-    made: tuple[Holder, ...]
-    """vGPUs that undoing removes."""
-    leaving: tuple[PciDevice, ...]
-    """Functions that leave their driver, or vanish with the number of virtual functions."""
-    removed: tuple[PciDevice, ...]
-    """Virtual functions among them."""
-    reduced: tuple[PciDevice, ...]
-    """Virtual functions that lose memory."""
+    leaving: tuple[Holder, ...]
+    removed: tuple[Holder, ...]
+    reduced: tuple[Holder, ...]
     inverses: tuple[Step, ...]
     """The inverse steps in order."""
     can_add_steps: bool
@@ -64,53 +59,36 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
     """
     kept: list[int] = []
     notes: list[str] = []
-    moving: list[PciDevice] = []
-    begun = tuple(begun)
-    made_again = {
-        bridge
-        for n in begun
-        if is_of_this_boot and (bridge := steps[n].recreates_below) is not None
-    }
-    for number in begun:
+    effects = {number: undo_effects(host, steps[number]) for number in begun}
+    recreated = {one.recreated_below for one in effects.values() if is_of_this_boot} - {None}
+    for number, one in effects.items():
         step = steps[number]
         identity = step.tied_to
         if identity is None:
             kept += [number] if is_of_this_boot or step.outlasts_reboot else []
             continue
         device = _present(host, identity)
-        if device is None and identity.bridge_path in made_again:
+        if device is None and identity.bridge_path in recreated:
             kept.append(number)
         elif device is None or isinstance(device, str):
             notes.append(device or f"{identity} is gone and is skipped")
-        elif step.is_record or is_of_this_boot or step.is_effective_after_reboot(device):
+        elif step.is_record or is_of_this_boot or one.outlasts_reboot:
             kept.append(number)
-            moving += [device] if step.is_moved_by_undo(device) else []
-    _refuse_undo(host, [steps[n] for n in kept], moving, allow, can_add_steps=can_add_steps)
-    return UndoPlan(tuple(kept), tuple(dict.fromkeys(notes)))
-
-
-def _refuse_undo(
-    host: HostSnapshot,
-    steps: Sequence[Step],
-    moving: Iterable[PciDevice],
-    allow: frozenset[Override],
-    *,
-    can_add_steps: bool,
-) -> None:
-    made = [vgpu for step in steps if (vgpu := step.made_vgpu(host)) is not None]
-    removed = {d.address: d for step in steps for d in step.functions_removed_by_undo(host)}
-    reduced = {d.address: d for step in steps for d in step.functions_reduced_by_undo(host)}
-    leaving = {d.address: d for d in (*moving, *removed.values())}
+    inverses = (steps[number].inverse() for number in reversed(kept))
     scope = UndoScope(
-        tuple(made),
-        tuple(leaving.values()),
-        tuple(removed.values()),
-        tuple(reduced.values()),
-        tuple(back for step in reversed(steps) if (back := step.inverse()) is not None),
+        _distinct(holder for number in kept for holder in effects[number].leaving),
+        _distinct(holder for number in kept for holder in effects[number].removed),
+        _distinct(holder for number in kept for holder in effects[number].reduced),
+        tuple(step for step in inverses if step is not None),
         can_add_steps,
     )
     for guard in undo_guards():
         refuse_if_any(guard(host, scope), allow)
+    return UndoPlan(tuple(kept), tuple(dict.fromkeys(notes)))
+
+
+def _distinct(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    return tuple(dict.fromkeys(holders))
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

@@ -16,12 +16,12 @@ from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, all_of
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step
-from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
+from vfiomgr.engine.registry import read_checkpoint, read_request, read_step, undo_effects
 from vfiomgr.engine.survey import CutOff, settled_in
 from vfiomgr.engine.undo import other_devices
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ class Interrupted(Value):
             yield from (step for step in never if step not in done.steps)
 
     def _is_gone(self, number: int, host: HostSnapshot, tree: HostTree) -> bool:
-        """Whether a step concerns a function that no longer exists, and does not create it.
+        """Whether a step concerns a function that no longer exists.
 
         Devices that a snapshot does not cover do not count as absent.
         """
         step = self.content.steps[number]
-        if step.tied_to is None or step.recreates_below is not None or not host.devices:
+        if step.tied_to is None or not host.devices:
             return False
         address = step.tied_to.address
         return host.device_named(str(address)) is None and not tree.exists(pci_device(address))
@@ -160,9 +160,10 @@ class Interrupted(Value):
         step = self.content.steps[number]
         if step.subject in done.resolves:
             return True
-        removed = {device_lock(function) for function in step.functions_removed_by_undo(host)}
+        removed = undo_effects(host, step).removed
+        locks = {device_lock(holder) for holder in removed if isinstance(holder, PciDevice)}
         is_set = step.inverse() is not None and step.topic in topics
-        return is_set or not removed.isdisjoint(done.locks)
+        return is_set or not locks.isdisjoint(done.locks)
 
 
 def interrupted(

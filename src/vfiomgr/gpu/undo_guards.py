@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.registry import guards_undo
 from vfiomgr.passthrough import guards
+from vfiomgr.pci.model import PciDevice
 from vfiomgr.vgpu.mig.steps import kept_from_leaving
 
 if TYPE_CHECKING:
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
 @guards_undo
 def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """Refuse to undo steps on functions and vGPUs that are in use."""
-    yield from guards.undoing(host, scope.leaving)
-    for vgpu in scope.made:
-        yield from guards.assigned(host, vgpu)
-    for function in scope.reduced:
-        yield from guards.assigned(host, function)
+    leaving = [holder for holder in scope.leaving if isinstance(holder, PciDevice)]
+    yield from guards.undoing(host, leaving)
+    for holder in (*scope.leaving, *scope.removed, *scope.reduced):
+        if holder not in leaving:
+            yield from guards.assigned(host, holder)
 
 
 @guards_undo
 def other_vgpus(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """Refuse to remove virtual functions with newer vGPUs, which the undo cannot restore."""
-    parents = (*scope.removed, *scope.reduced)
+    parents = [one for one in (*scope.removed, *scope.reduced) if isinstance(one, PciDevice)]
     there = [vgpu for device in parents for vgpu in host.vgpus.of(str(device.address))]
-    names = [vgpu.name for vgpu in there if vgpu not in scope.made]
+    names = [vgpu.name for vgpu in there if vgpu not in scope.removed]
     if names:
         yield blocker(
             "newer-vgpus",

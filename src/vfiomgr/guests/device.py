@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UnknownDevice, UsageError
-from vfiomgr.expressions import expression
 from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestDevice
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.snapshot.named import find_device
+from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,14 +21,8 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
-_UUID = expression(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 DEVICE_APIS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 """The device APIs of mediated devices that QEMU has a device for."""
-
-
-def is_uuid(text: str) -> bool:
-    """Whether a name is a UUID, as mediated devices have."""
-    return _UUID.fullmatch(text) is not None
 
 
 def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[GuestDevice, ...]:

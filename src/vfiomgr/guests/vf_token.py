@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.device import is_uuid
+from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import ACPI_TABLES, BOOT_ID, MODULE_DIRECTORIES, HostPath
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -12,6 +13,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
+_WORD = expression(r'(?:[^\s"]|"[^"]*"?)+')
 _RELEASE = HostPath("/proc/sys/kernel/osrelease")
 _ARCHITECTURES = (
     ("flags", "x86_64"),
@@ -53,6 +55,33 @@ class KernelFacts(
         """The version of the kernel, if it is known."""
         release = self.release or ""
         return Version.parse(release) if release[:1].isdecimal() else None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the command line."""
+        return tuple(_WORD.findall(self.command_line or ""))
+
+
+class Parameter(Value):
+    """A parameter of the kernel or of a module, as in `vfio-pci.ids=10de:2684`."""
+
+    word: str
+    value: str
+    """Without quotes; empty if there is none."""
+
+
+def parameters(text: str | None, name: str) -> tuple[Parameter, ...]:
+    """The parameters of this name on a kernel command line or in the arguments of a module.
+
+    Dashes and underscores in names are the same, and quotes may be around a value or all
+    (parameq in kernel/params.c, next_arg in lib/cmdline.c).
+    """
+    words = _WORD.findall(text or "")
+    pairs = ((word, *word.replace('"', "").partition("=")) for word in words)
+    wanted = name.replace("-", "_")
+    return tuple(
+        Parameter(word, value) for word, key, _, value in pairs if key.replace("-", "_") == wanted
+    )
 
 
 def read_kernel(tree: HostTree) -> KernelFacts:

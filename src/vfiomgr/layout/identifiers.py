@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
-from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
 from vfiomgr.layout.model import PassthroughRule, Selector
+from vfiomgr.pci.drivers import PciIdEntry, parse_pci_ids
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
@@ -26,49 +27,13 @@ Boards = frozenset[PciAddress] | Literal["all"]
 """The boards with a shared ID that go to guests: a function of each."""
 
 SOURCE = "vfio-pci.ids"
-_COMMAND_LINE_IDS = expression(r"\bvfio[-_]pci\.ids=(\S+)")
-_IDS = expression(r"\bids=(\S+)")
-_HEXADECIMAL = expression(r"(?:0x)?[0-9a-f]{1,8}")
-_ANY = 0xFFFFFFFF
-_PARTS = 2
-"""Vendor and device; vfio-pci accepts four more."""
-_MOST_PARTS = 6
 
 
 class _Entry(Value):
-    """vendor:device[:subvendor[:subdevice[:class[:class_mask]]]] (vfio_pci_fill_ids)."""
+    """An entry and where it is set."""
 
     source: str
-    text: str
-    vendor: int
-    device: int
-    subvendor: int = _ANY
-    subdevice: int = _ANY
-    class_code: int = 0
-    class_mask: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the criterion `id` of a layout can express all of it."""
-        return self.subvendor == self.subdevice == _ANY and not self.class_mask
-
-    @property
-    def identifier(self) -> str:
-        """vendor:device in the form of layouts."""
-        return f"{self.vendor:04x}:{'*' if self.device == _ANY else f'{self.device:04x}'}"
-
-    def means(self, device: PciDevice) -> bool:
-        """Whether vfio-pci would match a function (pci_match_one_device in drivers/pci/pci.h)."""
-        wanted = (self.vendor, self.device, self.subvendor, self.subdevice)
-        found = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
-        pairs = zip(wanted, found, strict=False)
-        is_same = all(number == _ANY or f"{number:04x}" == text for number, text in pairs)
-        return is_same and (not self.class_mask or self._is_of_class(device.class_code))
-
-    def _is_of_class(self, code: str) -> bool:
-        if not _HEXADECIMAL.fullmatch(code):
-            return False
-        return not (int(code, 16) ^ self.class_code) & self.class_mask
+    ids: PciIdEntry
 
 
 def identifier_rules(
@@ -81,8 +46,7 @@ def identifier_rules(
         UsageError: a board is not one of those.
 
     """
-    entries = [e for where, text in _listed(host, left) if (e := _entry(where, text, left))]
-    found = _Identified(host, taken, left, tuple(dict.fromkeys(entries)))
+    found = _Identified(host, taken, left, tuple(dict.fromkeys(_listed(host, left))))
     chosen = found.chosen(boards)
     return tuple(found.rules(chosen))
 
@@ -107,7 +71,7 @@ class _Identified:
         return [
             d
             for d in self._host.devices
-            if entry.means(d)
+            if entry.ids.matches(d)
             and not (d.is_bridge or d.is_boot_display or d.physical_function)
             and d.address not in self._taken
         ]
@@ -150,7 +114,7 @@ class _Identified:
             yield blocker(
                 "import-ambiguous-ids",
                 entry.source,
-                f"{entry.source}: vfio-pci.ids={entry.text} matches {len(_slots(meant))} "
+                f"{entry.source}: vfio-pci.ids={entry.ids.text} matches {len(_slots(meant))} "
                 f"boards: {names}",
                 f"name the boards for guests: vfiomgr layout import {options}; or take all of "
                 "them: vfiomgr layout import --board all",
@@ -158,7 +122,7 @@ class _Identified:
 
     def rules(self, chosen: list[PciDevice] | None) -> Iterator[PassthroughRule]:
         """By `id` if that expresses what is meant, otherwise by address."""
-        by_id = [e for e in self._entries if e.is_plain and chosen is None]
+        by_id = [e for e in self._entries if e.ids.is_plain and chosen is None]
         for entry in self._entries:
             self._tell_of(entry)
         meant = {d.address: d for entry in by_id for d in self._meant(entry)}
@@ -180,7 +144,7 @@ class _Identified:
         if len(kinds) > 1:
             yield from _by_address(list(meant.values()), only)
             return
-        ids = tuple(dict.fromkeys(entry.identifier for entry in by_id))
+        ids = tuple(dict.fromkeys(entry.ids.identifier for entry in by_id))
         if not meant:
             why = f"no other device has {' or '.join(ids)} now, so the rule has at_least: 0"
             self._left.append(f"{SOURCE}: {why}")
@@ -194,7 +158,7 @@ class _Identified:
 
     def _tell_of(self, entry: _Entry) -> None:
         for device in self._host.devices:
-            if not entry.means(device) or device.is_bridge:
+            if not entry.ids.matches(device) or device.is_bridge:
                 continue
             if device.is_boot_display:
                 self._left.append(
@@ -206,8 +170,10 @@ class _Identified:
                     f"{SOURCE}: {device} is a virtual function: select it with "
                     f"physical_function: {device.physical_function}"
                 )
-        if not entry.is_plain and not self._meant(entry):
-            self._left.append(f"{entry.source}: vfio-pci.ids={entry.text}: no device matches now")
+        if not entry.ids.is_plain and not self._meant(entry):
+            self._left.append(
+                f"{entry.source}: vfio-pci.ids={entry.ids.text}: no device matches now"
+            )
 
 
 def _slots(devices: Sequence[PciDevice]) -> set[tuple[int, int, int]]:
@@ -302,28 +268,26 @@ def is_alone(
 # ---- reading
 
 
-def _listed(host: HostSnapshot, left: list[str]) -> Iterator[tuple[str, str]]:
-    """Each entry with its source."""
-    for ids in _COMMAND_LINE_IDS.findall(host.kernel.command_line or ""):
-        yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
-    readiness = host.readiness
-    if readiness is None:
+def _listed(host: HostSnapshot, left: list[str]) -> Iterator[_Entry]:
+    """The valid entries."""
+    found = [
+        ("the kernel command line", one.value)
+        for one in parameters(host.kernel.command_line, "vfio_pci.ids")
+    ]
+    if host.readiness is None:
         left.append("modprobe.d: not contained in the snapshot")
-        return
-    for setting in readiness.settings("options", "vfio_pci"):
-        for ids in _IDS.findall(setting.arguments):
-            entries = ids.strip('"').split(",")
-            yield from ((setting.source, entry) for entry in entries if entry)
-
-
-def _entry(source: str, text: str, left: list[str]) -> _Entry | None:
-    parts = text.lower().split(":")[:_MOST_PARTS]
-    what = f"{source}: vfio-pci.ids={text}"
-    if len(parts) < _PARTS or not all(map(_HEXADECIMAL.fullmatch, parts)):
-        left.append(f"{what}: not vendor:device, so vfio-pci ignores it")
-        return None
-    numbers = [int(part, 16) for part in parts]
-    if numbers[0] == _ANY:
-        left.append(f"{what}: it matches every vendor: select the devices by class")
-        return None
-    return _Entry(source, text, *numbers)
+    else:
+        found += [
+            (setting.source, one.value)
+            for setting in host.readiness.settings("options", "vfio_pci")
+            for one in parameters(setting.arguments, "ids")
+        ]
+    for source, ids in found:
+        for text, entry in parse_pci_ids(ids):
+            what = f"{source}: vfio-pci.ids={text}"
+            if entry is None:
+                left.append(f"{what}: not vendor:device, so vfio-pci ignores it")
+            elif entry.is_of_any_vendor:
+                left.append(f"{what}: it matches every vendor: select the devices by class")
+            else:
+                yield _Entry(source, entry)

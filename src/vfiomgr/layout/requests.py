@@ -56,6 +56,7 @@ class ApplyLayout(Request, Value):
     only: tuple[str, ...] = ()
     """Only these parts, by the device that they are listed under."""
     kind: ClassVar[str] = "apply-layout"
+    has_long_journal: ClassVar[bool] = True
     deferred_types: ClassVar[dict[str, str]] = _DEFERRED
     checkpoint = LayoutCheckpoint
 
@@ -94,6 +95,7 @@ class RevertLayout(Request, Value):
     locks: tuple[str, ...] = ()
     """The requests of those runs."""
     kind: ClassVar[str] = "revert-layout"
+    has_long_journal: ClassVar[bool] = True
 
     def is_same_as(self, other: RevertLayout) -> bool:
         """Whether both undo the same runs."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
-from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
+from vfiomgr.units import parse_size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
-_MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
-_SIZE = expression(r"([0-9]+)([MGT])(?:I?B)?")
 
 
 class WrongValue(ValueError):  # noqa: N818 - said of a document
@@ -56,9 +54,9 @@ def _as_mebibytes(value: object) -> object:
     """`6G`, `512M`, or a number of MiB."""
     if not isinstance(value, str):
         return value
-    size = _SIZE.fullmatch(value.strip().upper())
-    if size:
-        return int(size[1]) * _MEBIBYTES[size[2]]
+    size = parse_size(value)
+    if size is not None:
+        return size
     refuse_value("", "use a size such as 512M, 6G or a number of MiB")
 
 

@@ -133,6 +133,20 @@ def cli() -> None:
 
 prepare(cli)
 
+_VARIABLES = frozenset({"VFIOMGR_CONNECT", "VFIOMGR_PAGER"})
+"""Variables that are read besides those of the options of `vfiomgr` itself."""
+_OF_OTHERS = ("_SERVICE_", "_PORT", "VFIOMGR_LAB_", "VFIOMGR_TEST_")
+"""Variables that Kubernetes sets in pods, named by services, and those of the tests."""
+
+
+def _warn_of_unknown_variables() -> None:
+    """Name the variables that look like options and are ignored."""
+    known = _VARIABLES.union(one.envvar for one in cli.params if isinstance(one, click.Option))
+    for name in sorted(os.environ):
+        is_known = name in known or any(part in name for part in _OF_OTHERS)
+        if name.startswith("VFIOMGR_") and not is_known:
+            _show_warning(f"ignoring {name}: no option has this name; see vfiomgr --help")
+
 
 def _be_interruptible() -> None:
     """Handle SIGTERM and SIGHUP like Ctrl-C, so that a change is rolled back.
@@ -167,6 +181,7 @@ def main() -> None:
     warnings.showwarning = _show_warning
     if _COMPLETE in os.environ:
         import_module("vfiomgr.main.shells")  # makes them known to click
+    _warn_of_unknown_variables()
     try:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=options)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge

@@ -37,7 +37,7 @@ from vfiomgr.snapshot.completion import (
     complete_vfio_driver,
 )
 from vfiomgr.snapshot.session import Session, pass_session
-from vfiomgr.units import counted
+from vfiomgr.units import counted, is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +77,10 @@ def _refuse_name(text: str) -> None:
     try:
         PciAddress.parse(text)
     except UsageError as error:
+        if is_uuid(text):
+            message = f"{text} is a UUID, as of a vGPU, and not a PCI address"
+            remedy = f"a vGPU needs no bind: vfiomgr libvirt hostdev {text}"
+            raise UsageError(message, remedy) from None
         command = click.get_current_context().command_path
         by_name = f"by name: {command} --match {shlex.quote(text)}"
         raise UsageError(error.message, f"{error.hint}; {by_name}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
-from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.iommu import blockers, is_of_chipset
 from vfiomgr.snapshot.hardware import gets_group_late, iommu_remedy
 from vfiomgr.units import counted
 
@@ -471,6 +471,8 @@ def foreign_members(
     taken = {device.address for device in devices} | going
     slots = {device.address.slot for device in devices}
     for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
+        own = [d for d in devices if d.iommu_group == number]
+        elsewhere = "" if is_of_chipset(own) else "move the device to a slot with its own group"
         staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]
         for members, lift in (
             ([d for d in staying if d.is_bridge], ()),
@@ -483,7 +485,7 @@ def foreign_members(
                     f"IOMMU group {number}",
                     f"IOMMU group {number} also holds {names}",
                     *lift,
-                    "move the device to a slot with its own group",
+                    elsewhere,
                     why="the group must be assigned together",
                 )
 

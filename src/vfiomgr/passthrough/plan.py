@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import FIRST, LAST, Plan
+from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
@@ -101,11 +101,13 @@ def plan_bind(
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets if device not in pending),
         locks=(*_locks(targets), *kept.locks),
-        notes=(
-            *_companion_notes("binding", named, targets, now),
-            *_companion_notes("binding at the next boot:", named, targets, pending),
-            *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
-            *kept.notes,
+        notes=distinct(
+            [
+                *_companion_notes("binding", named, targets, now),
+                *_companion_notes("binding at the next boot:", named, targets, pending),
+                *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
+                *kept.notes,
+            ]
         ),
         alternatives=() if request.with_group else _alone(named, targets, moving),
         already=(*_already(request, staying, repinned), *kept.already),
@@ -208,11 +210,13 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
-        notes=(
-            *_companion_notes("unbinding", named, targets, moving),
-            *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
-            *device_notes(host, moving),
-            *kept.notes,
+        notes=distinct(
+            [
+                *_companion_notes("unbinding", named, targets, moving),
+                *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
+                *device_notes(host, moving),
+                *kept.notes,
+            ]
         ),
         alternatives=(Remedy(f"to unbind {_listed(left)} too: ", _WITH_GROUP),) if left else (),
         already=tuple(

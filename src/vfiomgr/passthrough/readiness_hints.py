@@ -60,13 +60,19 @@ class BindRemedy(Remedy, kw_only=True):
             return False
 
     def instead(self, host: object) -> tuple[Remedy, ...]:
-        """The remedies of the refusal."""
+        """The remedies of the refusal; if nothing is left to plan, what is left to do."""
         try:
-            self._plan(host)
+            plan = self._plan(host)
         except VfiomgrError as error:
             found = as_commands(diagnostics_of(error), self.text)
             return tuple(Remedy(hint, joint="; ") for hint in dict.fromkeys(d.hint for d in found))
-        return ()
+        if plan.steps:
+            return ()
+        names = [str(address) for address in self.request.addresses]
+        pending = [name for name in names if name not in plan.resolves]
+        if pending:
+            return (Remedy(f"reboot: {', '.join(pending)} is bound by its rule at the next boot"),)
+        return (Remedy(f"nothing: {', '.join(names)} is already bound"),)
 
     def _plan(self, host: object) -> Plan:
         allow = self.request.allow.union(REVERSIBLE)

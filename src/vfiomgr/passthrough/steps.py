@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
+
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.plan import (
@@ -13,7 +15,9 @@ from vfiomgr.engine.plan import (
     FunctionRequest,
     Request,
     Step,
+    UndoEffects,
 )
+from vfiomgr.engine.registry import reports_undo
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
 from vfiomgr.pci.capabilities import ResetMethod
@@ -26,7 +30,6 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -200,9 +203,14 @@ class _DriverStep(Step, Value):
         """The device that moved."""
         return self.device
 
-    def is_moved_by_undo(self, device: PciDevice) -> bool:
-        """Whether the device is not on its former driver."""
-        return bool(device.stuck) or device.driver != self.before.driver
+
+@reports_undo(_DriverStep)
+def moved_function(host: HostSnapshot, step: _DriverStep) -> UndoEffects:
+    """The function, unless it is on its former driver."""
+    device = host.device_named(str(step.device.address))
+    if device is None or (not device.stuck and device.driver == step.before.driver):
+        return UndoEffects()
+    return UndoEffects(leaving=(device,))
 
 
 class ChangeDriver(_DriverStep, Exchange):
@@ -210,10 +218,6 @@ class ChangeDriver(_DriverStep, Exchange):
 
     after: DriverState
     kind: ClassVar[str] = "change-driver"
-
-    def is_effective_after_reboot(self, device: PciDevice) -> bool:
-        """Whether a persistence rule has bound the device to the VFIO driver again."""
-        return device.is_on_vfio and device.driver == self.after.driver
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -235,6 +239,14 @@ class ChangeDriver(_DriverStep, Exchange):
         if self.after.power_control:
             lines.append(echo(self.after.power_control, directory / "power/control"))
         return tuple(lines)
+
+
+@reports_undo(ChangeDriver)
+def moved_function_after_reboot(host: HostSnapshot, step: ChangeDriver) -> UndoEffects:
+    """Also whether a persistence rule has bound the function to the VFIO driver again."""
+    device = host.device_named(str(step.device.address))
+    is_bound_again = device is not None and device.is_on_vfio and device.driver == step.after.driver
+    return replace(moved_function(host, step), outlasts_reboot=is_bound_again)
 
 
 def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:

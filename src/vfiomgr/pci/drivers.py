@@ -18,9 +18,10 @@ from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
 
 
 PLAIN = "vfio-pci"
@@ -60,6 +61,64 @@ def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioV
 def is_variant_module(name: str) -> bool:
     """Whether a module has the name of a variant driver of VFIO, e.g. `mlx5_vfio_pci`."""
     return name.endswith(f"_{PLAIN_MODULE}")
+
+
+_ANY = 0xFFFFFFFF
+"""PCI_ANY_ID (include/linux/mod_devicetable.h)."""
+_HEXADECIMAL = expression(r"(?:0x)?[0-9a-f]{1,8}")
+_LEAST_PARTS, _MOST_PARTS = 2, 6
+
+
+class PciIdEntry(Value):
+    """An entry of `ids=` of vfio-pci (vfio_pci_fill_ids in drivers/vfio/pci/vfio_pci.c).
+
+    vendor:device[:subvendor[:subdevice[:class[:class_mask]]]], in hexadecimal.
+    """
+
+    text: str
+    vendor: int
+    device: int
+    subvendor: int = _ANY
+    subdevice: int = _ANY
+    class_code: int = 0
+    class_mask: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it names nothing but a vendor and a device."""
+        return self.subvendor == self.subdevice == _ANY and not self.class_mask
+
+    @property
+    def is_of_any_vendor(self) -> bool:
+        """Whether it matches devices of every vendor."""
+        return self.vendor == _ANY
+
+    @property
+    def identifier(self) -> str:
+        """vendor:device in the form of layouts."""
+        return f"{self.vendor:04x}:{'*' if self.device == _ANY else f'{self.device:04x}'}"
+
+    def matches(self, device: PciDevice) -> bool:
+        """Whether vfio-pci would match a function (pci_match_one_device in drivers/pci/pci.h)."""
+        wanted = (self.vendor, self.device, self.subvendor, self.subdevice)
+        found = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
+        pairs = zip(wanted, found, strict=False)
+        is_same = all(number == _ANY or f"{number:04x}" == text for number, text in pairs)
+        return is_same and (not self.class_mask or self._is_of_class(device.class_code))
+
+    def _is_of_class(self, code: str) -> bool:
+        if not _HEXADECIMAL.fullmatch(code):
+            return False
+        return not (int(code, 16) ^ self.class_code) & self.class_mask
+
+
+def parse_pci_ids(text: str) -> Iterator[tuple[str, PciIdEntry | None]]:
+    """The entries of a list for `ids=`, each with its text; None for one that vfio-pci ignores."""
+    for entry in filter(None, text.split(",")):
+        parts = entry.lower().split(":")[:_MOST_PARTS]
+        is_valid = len(parts) >= _LEAST_PARTS and all(map(_HEXADECIMAL.fullmatch, parts))
+        numbers = [int(part, 16) for part in parts] if is_valid else []
+        yield entry, PciIdEntry(entry, *numbers) if is_valid else None
 
 
 _MODULES = HostPath("/sys/module")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
+from vfiomgr.host.kernel import parameters
 from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.text import text_of
 from vfiomgr.paths import vfio_group_node
@@ -97,10 +98,14 @@ def blockers(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
     return tuple(device for device in devices if is_blocking(device))
 
 
+def is_of_chipset(devices: Iterable[PciDevice]) -> bool:
+    """Whether all are functions of the chipset or the CPU, which have no slot to be moved from."""
+    return all(device.is_on_root_bus for device in devices)
+
+
 def acs_override_words(command_line: str | None) -> tuple[str, ...]:
     """The words on a kernel command line that make a patched kernel report false isolation."""
-    words = (command_line or "").split()
-    return tuple(word for word in words if word.startswith("pcie_acs_override="))
+    return tuple(one.word for one in parameters(command_line, "pcie_acs_override"))
 
 
 _MODULES = paths.HostPath("/sys/module")

@@ -16,6 +16,12 @@ class Setting(Remedy, kw_only=True):
         """Whether it has another value."""
         return self.present != self.wanted
 
+    def instead(self, _host: object) -> tuple[Remedy, ...]:
+        """Why nothing is left to do with it."""
+        if self.present != self.wanted:
+            return ()
+        return (Remedy(f"{self.wanted} is set already, and nothing else is known to help"),)
+
 
 def kernel_option(
     word: str, command_line: str | None, before: str = "", then: str = "", joint: str = ", or "

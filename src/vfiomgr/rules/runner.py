@@ -110,7 +110,7 @@ class RuleSet(Value, Generic[C]):
 def with_useful_remedies(found: Diagnostic, host: object) -> Diagnostic:
     """The finding without remedies that are in place already or would be refused.
 
-    If none is left, it has what resolves the first refusal.
+    If none is left, it has what resolves the first refusal, or what is left to do.
     """
     useful = tuple(remedy for remedy in found.remedies if remedy.is_useful(host))
     if not useful:

@@ -124,10 +124,10 @@ def command_line_words(host: HostSnapshot) -> str | None:
     """Return the necessary change of the kernel command line; None if there is none."""
     kind = _kind(host)
     off = kind.off if _told(host) else _OFF
-    switched_off = [word for word in (host.kernel.command_line or "").split() if word in off]
+    switched_off = [word for word in host.kernel.words if word in off]
     if switched_off:
         return f"remove {' '.join(switched_off)} from the kernel command line"
-    if kind.on and kind.on not in (host.kernel.command_line or "").split():
+    if kind.on and kind.on not in host.kernel.words:
         which = " (on an Intel host)" if kind is _UNKNOWN else ""
         return f"add {kind.on} to the kernel command line{which}"
     return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step
+from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step, UndoEffects
+from vfiomgr.engine.registry import reports_undo
 from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.units import counted
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.engine.plan import Topic
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -134,12 +135,6 @@ class SetQuotas(Step, Value):
         names = frozenset(change.name for change in self.changes)
         return (self.kind, self.subject, self.function, names)
 
-    def functions_reduced_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual function whose memory the step sets."""
-        if not self.is_of_memory:
-            return []
-        return host.virtual_functions(self.device)[self.function - 1 : self.function]
-
     def describe(self) -> str:
         """Describe the step in one line."""
         words = dict.fromkeys(_in_words(change) for change in self.changes)
@@ -176,6 +171,14 @@ class SetQuotas(Step, Value):
             return None
         changes = tuple(change.inverse() for change in reversed(self.changes))
         return SetQuotas(self.device, self.directory, self.function, changes)
+
+
+@reports_undo(SetQuotas)
+def reduced_function(host: HostSnapshot, step: SetQuotas) -> UndoEffects:
+    """The virtual function whose memory the step sets."""
+    number = step.function
+    functions = host.virtual_functions(step.device)[number - 1 : number]
+    return UndoEffects(reduced=tuple(functions) if step.is_of_memory else ())
 
 
 def _in_words(change: QuotaChange) -> str:

@@ -235,9 +235,13 @@ def release(path: str, device: str) -> None:
         HostError: no agent answers.
 
     """
+    remedy = "vfiomgr node status lists the devices"
+    if not device.isprintable():
+        message = f"not a device of the agent: {device!r}"
+        raise UsageError(message, remedy)
     status, text = _ask(path, "POST", "/release", device)
     if status == _NOT_FOUND:
-        raise UsageError(text.decode().strip(), "vfiomgr node status lists the devices")
+        raise UsageError(text.decode().strip(), remedy)
 
 
 def _read(status: int, content: bytes) -> NodeStatus:

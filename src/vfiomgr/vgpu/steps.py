@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import UDEV_DEADLINE, Checkpoint, Exchange, Request, Step
+from vfiomgr.engine.plan import (
+    UDEV_DEADLINE,
+    Checkpoint,
+    Exchange,
+    Request,
+    Step,
+    UndoEffects,
+)
+from vfiomgr.engine.registry import reports_undo
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.value import Value
@@ -18,7 +26,6 @@ from vfiomgr.vgpu.model import PARAMETERS
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Topic
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
 
 
 Strategy = Literal["pack", "spread"]
@@ -150,10 +157,6 @@ class CreateMdev(_MdevStep):
     kind: ClassVar[str] = "create-mdev"
     deadline: ClassVar[float | None] = UDEV_DEADLINE
 
-    def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
-        """The vGPU, if it exists."""
-        return host.vgpus.named(self.uuid)
-
     def describe(self) -> str:
         """Describe the step in one line."""
         return f"{self.parent}: create vGPU {self.uuid} of type {self.type_id}"
@@ -166,6 +169,13 @@ class CreateMdev(_MdevStep):
     def inverse(self) -> RemoveMdev:
         """Return the step that removes the vGPU."""
         return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
+
+
+@reports_undo(CreateMdev)
+def removed_mdev(host: HostSnapshot, step: CreateMdev) -> UndoEffects:
+    """The vGPU, if it exists."""
+    vgpu = host.vgpus.named(step.uuid)
+    return UndoEffects(removed=() if vgpu is None else (vgpu,))
 
 
 class RemoveMdev(_MdevStep):
@@ -199,10 +209,6 @@ class SetVgpuType(Exchange, Value):
         """Identify the vGPU by address and type."""
         return (self.kind, self.subject, frozenset({self.before, self.after}))
 
-    def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
-        """The vGPU, if it exists."""
-        return host.vgpus.named(str(self.device.address)) if self.after else None
-
     def describe(self) -> str:
         """Describe the step in one line."""
         if not self.after:
@@ -213,3 +219,10 @@ class SetVgpuType(Exchange, Value):
         """Return the equivalent shell commands."""
         target = pci_device(self.device.address) / "nvidia/current_vgpu_type"
         return (echo(str(self.after), target),)
+
+
+@reports_undo(SetVgpuType)
+def removed_vgpu(host: HostSnapshot, step: SetVgpuType) -> UndoEffects:
+    """The vGPU that the step created, if it exists."""
+    vgpu = host.vgpus.named(str(step.device.address)) if step.after else None
+    return UndoEffects(removed=() if vgpu is None else (vgpu,))

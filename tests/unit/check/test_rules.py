@@ -850,7 +850,7 @@ def test_an_option_that_did_not_help_is_not_a_remedy_for_a_framebuffer() -> None
     known = facts(framebuffers=(claim,))
     report = check(host(readiness=known, kernel_command_line=words))
     (finding,) = (one for one in report.findings if one.rule == "firmware-framebuffer")
-    assert finding.remedies == ()
+    assert finding.remedy.startswith("initcall_blacklist=sysfb_init is set already")
 
 
 def test_a_gpu_that_no_iommu_covers() -> None:
@@ -963,8 +963,16 @@ def test_slots_that_nothing_isolates_are_told_once_for_all_groups() -> None:
     finding = found(host(*two), "no-isolation")
     assert finding is not None
     assert finding.evidence[0].endswith("/6: 0000:06:00.0, 0000:07:00.0")
+    assert finding.remedy == "to assign one separately, move it to a slot with its own group"
     functions = [nic("0000:06:00.0", iommu_group=6), nic("0000:06:00.1", iommu_group=6)]
     assert severity(host(*functions), "no-isolation") is None
+
+
+def test_functions_of_the_chipset_have_no_other_slot() -> None:
+    two = [nic(f"0000:00:{slot}.0", iommu_group=6, bridge_path="pci0000:00") for slot in (14, 15)]
+    finding = found(host(*two), "no-isolation")
+    assert finding is not None
+    assert finding.remedy.startswith("assign them together")
 
 
 def limit(kind: Any, setting: str = "LimitMEMLOCK=8M", *, is_unlimited: bool = False) -> Any:

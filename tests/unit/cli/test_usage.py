@@ -145,6 +145,14 @@ def test_a_mistake_in_the_environment_names_the_variable(
     assert second.startswith(f"  remedy: e.g. {example}; ")
 
 
+def test_a_variable_that_is_no_option_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VFIOMGR_DEADLINE", "VFIOMGR_YES", "VFIOMGR_NODE_SERVICE_HOST", "VFIOMGR_PAGER"):
+        monkeypatch.setenv(name, "0")
+    (line,) = run("list").stderr.splitlines()[:1]
+    assert line.startswith("vfiomgr: warning: ignoring VFIOMGR_DEADLINE: ")
+    assert "VFIOMGR_YES" not in run("list").stderr
+
+
 def test_a_mistake_at_the_top_names_the_program_once(run: Run) -> None:
     first, _ = run("lst").stderr.splitlines()
     assert first == "vfiomgr: error: no such command 'lst'. Did you mean: vfiomgr list?"

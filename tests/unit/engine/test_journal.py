@@ -495,6 +495,35 @@ def test_what_is_no_journal_by_its_name_is_named_and_ignored(
     assert os.path.lexists(directory / name)
 
 
+EARLIER = "20260101T120000Z-00000000000000001234-42.jsonl"
+"""A name that versions before 1.0 gave to their journals."""
+
+
+@pytest.mark.parametrize("content", ['{"event": "plan"}\n{"event": "begin"}\n', "rubbish", ""])
+def test_an_interrupted_run_of_before_1_0_may_hold_the_state_of_any_device(
+    kernel: FakeKernel, directory: Path, content: str
+) -> None:
+    """Its journal is refused, not ignored (decision 19)."""
+    (directory / EARLIER).write_text(content)
+    with pytest.raises(Refusal, match=r"written by a version before 1\.0"):
+        api.apply(Bind((GPU,)), tree=kernel)
+    with pytest.raises(InvalidDocument, match=EARLIER):
+        api.recover(tree=kernel)
+    assert kernel.driver_of(str(GPU)) == "nvidia"
+
+
+@pytest.mark.parametrize("is_summed", [False, True])
+def test_a_run_of_before_1_0_that_ended_hinders_nothing(
+    kernel: FakeKernel, directory: Path, *, is_summed: bool
+) -> None:
+    end = {"event": "end", "outcome": "done"}
+    line = encode(end) if is_summed else json.dumps(end).encode() + b"\n"
+    (directory / EARLIER).write_bytes(b'{"event": "plan"}\n' + line)
+    notes: list[str] = []
+    assert api.apply(Bind((GPU,)), tree=kernel, on_note=notes.append).is_changed
+    assert notes == []
+
+
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_a_journal_that_cannot_be_read_may_hold_the_state_of_any_device(
     kernel: FakeKernel, directory: Path, made: Callable[[Path], object]

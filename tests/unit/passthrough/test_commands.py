@@ -281,3 +281,10 @@ def test_the_functions_of_a_slot_share_one_reason(run: Run, kernel: FakeKernel) 
     first, second = run("libvirt", "hostdev", "0000:01:00.0").stderr.splitlines()
     assert "is on nvidia; vfiomgr bind refuses it: it is the console's display" in first
     assert second.endswith("is on snd_hda_intel; vfiomgr bind refuses it for the same reason")
+
+
+def test_a_uuid_is_not_taken_for_a_name(run: Run) -> None:
+    answer = run("bind", UUID)
+    assert answer.status == 2
+    assert "--match" not in answer.stderr
+    assert f"vfiomgr libvirt hostdev {UUID}" in answer.stderr

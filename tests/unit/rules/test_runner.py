@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
-from vfiomgr.rules.runner import Fact, RuleSet, reading, registered, rule
+from vfiomgr.rules.remedies import kernel_option
+from vfiomgr.rules.runner import (
+    Fact,
+    RuleSet,
+    reading,
+    registered,
+    rule,
+    with_useful_remedies,
+)
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -83,6 +91,16 @@ def test_a_result_is_unknown_if_a_fact_that_decides_it_is() -> None:
 def test_remedies_that_are_in_place_are_dropped(settings: frozenset[str], remedy: str) -> None:
     found, *_ = _rules(decides=False).run(_Host(4, settings)).findings
     assert found.remedy == remedy
+
+
+def test_a_finding_whose_only_remedy_is_in_place_says_so() -> None:
+    """Otherwise a reader would look for a remedy that is missing."""
+    remedy = kernel_option("iommu=pt", "quiet iommu=pt")
+    found = with_useful_remedies(_found("rule", "warning", remedy), _Host())
+    assert found.remedy == "iommu=pt is set already, and nothing else is known to help"
+    remedy = kernel_option("iommu=pt", "quiet")
+    found = with_useful_remedies(_found("rule", "warning", remedy), _Host())
+    assert found.remedy == "add iommu=pt to the kernel command line"
 
 
 def test_findings_of_others_are_part_of_the_report() -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.users.node_agent import CONTROL, is_running
+from vfiomgr.users.node_agent import CONTROL, is_running, release
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,3 +31,9 @@ def test_an_agent_runs_where_its_socket_is_served_however_long_the_path_of_the_r
         server.listen()
         assert is_running(HostTree(root))
     assert not is_running(HostTree(root))
+
+
+@pytest.mark.parametrize("name", ["\udcff", "0000:01:00.0\r\n", "\x1b[1m"])
+def test_a_name_that_is_no_text_is_not_sent_to_the_agent(name: str) -> None:
+    with pytest.raises(UsageError, match="not a device of the agent"):
+        release("/nowhere", name)

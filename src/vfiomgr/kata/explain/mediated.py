@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UnknownDevice
-from vfiomgr.guests.device import is_uuid
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.snapshot.named import find_device
+from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

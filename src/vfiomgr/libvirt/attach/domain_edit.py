@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
 from vfiomgr.documents.xml_text import Document, read_document
-from vfiomgr.guests.device import is_uuid
 from vfiomgr.guests.model import GuestAddress
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
 from vfiomgr.libvirt.build.address_spaces import space_diagnostics
@@ -16,6 +15,7 @@ from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import domain_of
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.units import is_uuid
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.arm import ARM
-from vfiomgr.guests.device import is_uuid, units_of
+from vfiomgr.guests.device import units_of
 from vfiomgr.guests.memory import guest_bits
 from vfiomgr.guests.model import Reason
 from vfiomgr.guests.plan import architecture_of, plan_guest
@@ -27,6 +27,7 @@ from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
 from vfiomgr.libvirt.build.vf_token import HOW
 from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.snapshot.named import find_address
+from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,6 @@ from vfiomgr.diagnostic import READ_IT
 from vfiomgr.engine.host import tell_of_cut_off_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.guests.device import is_uuid
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import iommu_unread
@@ -26,7 +25,7 @@ from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.snapshot.source import write_snapshot
-from vfiomgr.units import GIB, MIB
+from vfiomgr.units import GIB, MIB, is_uuid
 from vfiomgr.vgpu.commands.active import show_active
 from vfiomgr.vgpu.commands.quotas import quota_item, quota_items
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
 
@@ -115,8 +116,7 @@ def has_program(tree: HostTree, name: str) -> bool:
 
 def _is_composefs(tree: HostTree) -> bool:
     """Whether bootc deployed the system without ostree: bootc_composefs/status.rs."""
-    arguments = (tree.read_text(_ARGUMENTS) or "").split()
-    return any(argument.startswith("composefs=") for argument in arguments)
+    return bool(parameters(tree.read_text(_ARGUMENTS), "composefs"))
 
 
 def _is_root_read_only(tree: HostTree) -> bool:

@@ -10,7 +10,8 @@ import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vfiomgr.documents.text import printable
-from vfiomgr.engine.plan import Exchange, Step
+from vfiomgr.engine.plan import Exchange, Step, UndoEffects
+from vfiomgr.engine.registry import reports_undo
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
@@ -37,18 +38,17 @@ class FunctionsStep(Exchange, Value):
 
     affects: ClassVar[str] = "functions"
 
-    @property
-    def recreates_below(self) -> str | None:
-        """The bridge of the physical function, if it had virtual functions before."""
-        return self.device.bridge_path if self.before > 0 else None
-
-    def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that the step created."""
-        return host.virtual_functions(self.device) if self.after else []
-
     def describe(self) -> str:
         """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
+
+
+@reports_undo(FunctionsStep)
+def removed_functions(host: HostSnapshot, step: FunctionsStep) -> UndoEffects:
+    """The virtual functions that the step created, and where it removed others."""
+    removed = tuple(host.virtual_functions(step.device)) if step.after else ()
+    below = step.device.bridge_path if step.before > 0 else None
+    return UndoEffects(leaving=removed, removed=removed, recreated_below=below)
 
 
 class RunSriovManage(FunctionsStep):
