@@ -243,6 +243,18 @@ class UndoEffects(Value):
     """Whether there is something to undo on this host even after a reboot."""
 
 
+class UndoScope(Value):
+    """What undoing affects (as in `UndoEffects`), for the checks that capabilities register."""
+
+    leaving: tuple[Holder, ...]
+    removed: tuple[Holder, ...]
+    reduced: tuple[Holder, ...]
+    inverses: tuple[Step, ...]
+    """The inverse steps in order."""
+    can_add_steps: bool
+    """Whether the caller can take other steps besides these inverses."""
+
+
 class Exchange(Step):
     """A step from the state `before` to the state `after`; undone by exchanging the two."""
 

@@ -23,16 +23,14 @@ from vfiomgr.engine.plan import (
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.engine.undo import UndoScope
+    from vfiomgr.engine.plan import Plan, UndoScope
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
 
     UndoGuard = Callable[[HostSnapshot, UndoScope], Iterable[Diagnostic]]
     DeviceNotes = Callable[[HostSnapshot, Iterable[Holder]], Iterable[str]]
-    AfterChange = Callable[[ApplyContext], None]
+    AfterChange = Callable[[Any], None]
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -103,7 +101,7 @@ def notes_devices(function: DeviceNotes) -> DeviceNotes:
 
 
 def after_change(function: AfterChange) -> AfterChange:
-    """Register a function that is called after every change of devices."""
+    """Register a function that is called after every change of devices, with its context."""
     return _added(_AFTER_CHANGES, function)
 
 
@@ -233,11 +231,10 @@ def device_notes(host: HostSnapshot, devices: Iterable[Holder]) -> Iterator[str]
         yield from notes(host, devices)
 
 
-def follow_change(work: ApplyContext) -> None:
-    """Notify every capability of a change of devices."""
+def after_changes() -> tuple[AfterChange, ...]:
+    """What is called after every change of devices, with an `ApplyContext`."""
     _load("hooks")
-    for follow in _AFTER_CHANGES:
-        follow(work)
+    return tuple(_AFTER_CHANGES)
 
 
 def step_kinds() -> Mapping[str, type[Step]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vfiomgr.engine.journal import Journal, runs_so_far
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
 from vfiomgr.engine.plan import DEADLINE, Plan, Step
-from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolve
+from vfiomgr.engine.registry import after_changes, plan, refuse_obsolete, resolve
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, unusable
@@ -184,7 +184,8 @@ def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
     try:
         yield
         if not only_files:
-            follow_change(work)
+            for follow in after_changes():
+                follow(work)
     except OSError as error:
         message = f"cannot write vfiomgr's records: {error}"
         raise HostError(

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
+from vfiomgr.engine.plan import UndoScope
 from vfiomgr.engine.registry import undo_effects, undo_guards
 from vfiomgr.errors import UnknownDevice
-from vfiomgr.snapshot.values import Holder
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.plan import Step  # noqa: TC004
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import Holder
 
 
 class UndoPlan(Value):
@@ -24,18 +25,6 @@ class UndoPlan(Value):
 
     steps: tuple[int, ...]
     notes: tuple[str, ...]
-
-
-class UndoScope(Value):
-    """What undoing affects (as in `UndoEffects`), for the checks that capabilities register."""
-
-    leaving: tuple[Holder, ...]
-    removed: tuple[Holder, ...]
-    reduced: tuple[Holder, ...]
-    inverses: tuple[Step, ...]
-    """The inverse steps in order."""
-    can_add_steps: bool
-    """Whether the caller can take other steps besides these inverses."""
 
 
 def plan_undo(  # noqa: PLR0913 - two of them are told apart by name

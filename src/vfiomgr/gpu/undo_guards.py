@@ -13,7 +13,7 @@ from vfiomgr.vgpu.mig.steps import kept_from_leaving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.undo import UndoScope
+    from vfiomgr.engine.plan import UndoScope
     from vfiomgr.snapshot.model import HostSnapshot
 
 
