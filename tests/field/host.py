@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -136,6 +137,8 @@ class _Builder:
                 kernel.sysfs.drop(f"{kernel.sysfs.target(PCI_DEVICES / each.address)}/vfio-dev")
         for path, text in situation.files.items():
             _put(kernel, path, text)
+        for path, mode in situation.modes.items():
+            os.chmod(kernel.sysfs.real(path), mode)
         kernel.answer(situation.programs)
         for index, process in enumerate(situation.processes):
             place = f"/proc/{4000 + index}"

@@ -167,6 +167,8 @@ class Situation(Value):
     functions: dict[str, Function] = field(default_factory=dict)
     files: dict[str, str | None] = field(default_factory=dict)
     """Files over the defaults; null removes one, `-> TARGET` is a link."""
+    modes: dict[str, int] = field(default_factory=dict)
+    """Modes of files, e.g. 0o600; usual is 0644, or 0755 for programs."""
     programs: dict[str, str] = field(default_factory=dict)
     """Outputs by command line."""
     processes: tuple[Process, ...] = ()
