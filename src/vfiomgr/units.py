@@ -101,7 +101,7 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"
 
 
-_SIZE = expression(r"([0-9]{1,30}) ?(?:([MGT])(?:I?B)?)?", re.IGNORECASE)
+_SIZE = expression(r"([0-9]{1,30}) ?(?:([MGT])I?B?)?", re.IGNORECASE)
 _MEBIBYTES = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 

@@ -21,6 +21,7 @@ from tests.integration.test_libvirt_domain import devices_of, on_any_machine
 from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import FAR, GPU, planned, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
+from vfiomgr.guests.iommufd import with_iommufd
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device
 from vfiomgr.libvirt.model import SMMU_ACCEL
@@ -100,7 +101,7 @@ def test_an_emulated_smmu_is_that_of_the_machine(embed: Embed) -> None:
 
 @pytest.mark.libvirt(SMMU_ACCEL.since)
 def test_each_root_complex_has_an_accelerated_smmu_and_each_gpu_its_cells(embed: Embed) -> None:
-    devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
+    devices = tuple(with_iommufd(parse_device(name)) for name in (GRACE, OTHER))
     wanted: dict[str, Any] = {"viommu": "smmuv3", "has_ats": True, "pasid_bits": 16}
     arguments = arguments_of(embed, host=grace(), devices=devices, **wanted)
     expanders = [d["id"] for d in devices_of(arguments, "pxb-pcie")]

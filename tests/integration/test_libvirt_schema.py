@@ -13,6 +13,7 @@ from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import GPU, planned, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from tests.unit.libvirt.test_vf_token import MEMBER, OWNER, TOKEN, VF
+from vfiomgr.guests.iommufd import with_iommufd
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device, parse_network
 from vfiomgr.libvirt.xml import render
@@ -32,7 +33,7 @@ def schema() -> etree.RelaxNG:
 
 
 def arm_guest(*names: str, **changes: Any) -> DomainPlan:
-    devices = tuple(parse_device(name, has_iommufd=True) for name in names)
+    devices = tuple(with_iommufd(parse_device(name)) for name in names)
     return planned(devices=devices, host=grace(), libvirt=NEWEST, **changes)
 
 
@@ -59,7 +60,7 @@ GUESTS = {
     "arm-bare": lambda: arm_guest(viommu="smmuv3", has_tpm=True),
     "many-cpus": lambda: planned(GPU, vcpus=300, numa="off", libvirt=NEWEST),
     "iommufd": lambda: planned(
-        devices=(parse_device(GPU, has_iommufd=True),), numa="off", libvirt=NEWEST
+        devices=(with_iommufd(parse_device(GPU)),), numa="off", libvirt=NEWEST
     ),
     "vf-token": pc_with_token,
     "teaming": pc_with_teaming,

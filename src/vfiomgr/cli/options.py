@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from vfiomgr.cli.keywords import keywords_of
 from vfiomgr.cli.output import say_text
 from vfiomgr.paths import MACHINE
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from click.shell_completion import CompletionItem
+
+    from vfiomgr.cli.keywords import Keyword
 
     Items = list[CompletionItem[str]]
     Describe = Callable[[], str]
@@ -156,6 +159,56 @@ def with_options(command: Callable[..., Any], *options: Callable[[Any], Any]) ->
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def declared(declaration: type, *names: str) -> Callable[[Any], Any]:
+    """Decorate a command with the options that the keywords of a TypedDict declare.
+
+    With `names` only with these; the help lists them in the order of the declaration.
+    """
+
+    def decorate(command: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+        for name, keyword in reversed(list(keywords_of(declaration).items())):
+            if not names or name in names:
+                command = _declared_option(keyword)(command)
+        return command
+
+    return decorate
+
+
+def _declared_option(keyword: Keyword) -> Callable[[Any], Any]:
+    option, flags = keyword.option, keyword.option.flags or (keyword.flag,)
+    settings: dict[str, Any] = {"help": option.help or None, "required": keyword.is_required}
+    if keyword.kind is not bool:
+        settings |= {"type": _declared_type(keyword), "metavar": option.metavar}
+        settings["multiple"] = keyword.is_multiple
+    elif keyword.is_optional:
+        flags, settings["default"] = (f"{keyword.flag}/--no-{keyword.flag[2:]}",), None
+    else:
+        settings["is_flag"] = True
+    if option.default is not None:
+        settings |= {"default": option.default, "show_default": option.shows_default}
+    if option.complete:
+        settings["shell_complete"] = partial(_complete_as, option.complete)
+    return click.option(*flags, keyword.name, **settings)
+
+
+def _declared_type(keyword: Keyword) -> Any:  # noqa: ANN401 - a type of click, or None
+    option = keyword.option
+    if keyword.choices:
+        return click.Choice(keyword.choices, case_sensitive=not option.any_case)
+    return WholeNumber(option.least, option.most) if keyword.kind is int else None
+
+
+def _complete_as(
+    place: str, context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[Any]:
+    """What completes an option, imported for shells alone: `MODULE:FUNCTION` below vfiomgr."""
+    module, _, name = place.partition(":")
+    found: list[Any] = getattr(importlib.import_module(f"vfiomgr.{module}"), name)(
+        context, parameter, incomplete
+    )
+    return found
 
 
 def function_only_option(text: str) -> Callable[[Any], Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from vfiomgr.cli.keywords import Keywords, Option
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
@@ -27,12 +28,66 @@ PAGES = {
 which exist (Documentation/arch/arm64/hugetlbpage.rst)."""
 
 
+HOST_FILE = "snapshot.completion:complete_host_file"
+"""What completes an option with a file of the host."""
 NO_ROM = "off"
 """As the path of an option ROM: the guest sees no ROM."""
 
 
+class DeviceOptions(Keywords, total=False):
+    """How a device is given to a guest; every option may be omitted."""
+
+    managed: Annotated[
+        bool, Option("Let libvirt bind and unbind, instead of vfiomgr.", field="is_managed")
+    ]
+    display: Annotated[bool, Option("Show the vGPU's display in <graphics>.")]
+    ramfb: Annotated[bool, Option("Show a framebuffer until the guest loads its driver.")]
+    rom: Annotated[
+        str | None,
+        Option("Set its option ROM; off disables it.", metavar="FILE|off", complete=HOST_FILE),
+    ]
+    boot_order: Annotated[int | None, Option("Set its boot order.", metavar="N", least=1)]
+    driver_model: Annotated[
+        str | None,
+        Option(
+            "Let libvirt bind it to this VFIO driver (libvirt 10.0).",
+            metavar="DRIVER",
+            word="model",
+            complete="snapshot.completion:complete_vfio_driver",
+        ),
+    ]
+    iommufd: Annotated[
+        bool | None, Option("Use /dev/iommu (libvirt 12.1), or VFIO groups.", field="has_iommufd")
+    ]
+    unassigned: Annotated[
+        bool, Option("Only detach it from the host, for its IOMMU group.", field="is_unassigned")
+    ]
+    acpi_nodes: Annotated[
+        str | None,
+        Option("Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).", metavar="CELLS"),
+    ]
+    teaming: Annotated[
+        str | None,
+        Option(
+            "Replace it by this virtio interface for migrations (libvirt 7.1).",
+            metavar="ALIAS",
+            field="partner",
+        ),
+    ]
+
+
+class DeviceWords(DeviceOptions, total=False):
+    """What can follow the name of a device: `04:00.0,vga,rom=/gpu.rom`."""
+
+    only: bool
+    vga: Annotated[bool, Option(field="has_vga")]
+    subsystem: Annotated[str, Option(metavar="VENDOR:DEVICE")]
+    vf_token: Annotated[str, Option(metavar="UUID")]
+    ats: Annotated[str, Option(metavar="on|off")]
+
+
 class AttachOptions(Value):
-    """How a device is assigned to a guest."""
+    """How a device is assigned to a guest: the fields that `DeviceWords` describes."""
 
     is_managed: bool = False
     """Whether libvirt binds and unbinds it."""

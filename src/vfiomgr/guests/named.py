@@ -1,48 +1,25 @@
-"""The devices and the memory of a guest as users write them: `04:00.0,rom=/gpu.rom`, `16G`."""
+"""The devices and the memory of a guest as users write them: `04:00.0,rom=/gpu.rom`, `16G`.
+
+The options here are those that several monitors have.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from vfiomgr.cli.keywords import Option, fields_of, keywords_of
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.model import AttachOptions, DeviceRequest
+from vfiomgr.guests.model import PAGES, AttachOptions, DeviceRequest, DeviceWords, NumaMode
 from vfiomgr.units import MIB, mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_FLAGS = {
-    "managed": "is_managed",
-    "unassigned": "is_unassigned",
-    "display": "display",
-    "ramfb": "ramfb",
-    "vga": "has_vga",
-}
-_VALUES = {
-    "rom": "rom",
-    "model": "driver_model",
-    "boot-order": "boot_order",
-    "subsystem": "subsystem",
-    "vf-token": "vf_token",
-    "teaming": "partner",
-    "ats": "ats",
-}
-_SHOWN = {
-    "rom": "rom=FILE|off",
-    "model": "model=DRIVER",
-    "boot-order": "boot-order=N",
-    "subsystem": "subsystem=VENDOR:DEVICE",
-    "vf-token": "vf-token=UUID",
-    "teaming": "teaming=ALIAS",
-    "ats": "ats=on|off",
-}
-_NUMBERS = frozenset({"boot-order"})
+    from vfiomgr.cli.keywords import Keyword
 
 
-def parse_device(
-    text: str, argument: str, keys: Sequence[str], *, has_iommufd: bool = False
-) -> DeviceRequest:
-    """Parse `0000:04:00.0,rom=/x.rom`: a name, then options, which are some of `keys`.
+def parse_device(text: str, argument: str, words: Sequence[str]) -> DeviceRequest:
+    """Parse `0000:04:00.0,rom=/x.rom`: a name, then options, which are some of `DeviceWords`.
 
     `argument` is the option that the text is the value of, for messages; empty for none.
 
@@ -50,29 +27,32 @@ def parse_device(
         UsageError: an option is unknown, or has an invalid value.
 
     """
-    name, *words = text.split(",")
+    keywords = keywords_of(DeviceWords)
+    known = {keywords[name].word: keywords[name] for name in words}
+    name, *given = text.split(",")
     options: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        is_known = key in keys and (not equals or bool(value))
-        if is_known and key in _FLAGS and not equals:
-            options[_FLAGS[key]] = True
-        elif (
-            is_known and key in _VALUES and value and not (key in _NUMBERS and not _is_count(value))
-        ):
-            options[_VALUES[key]] = int(value) if key in _NUMBERS else value
-        elif word != "only":
+    for one in given:
+        word, equals, value = one.partition("=")
+        keyword = known.get(word)
+        read = None if keyword is None else _read_word(keyword, value, is_bare=not equals)
+        if keyword is None or read is None:
             shown = f"{argument} {text}".strip()
-            message = f"invalid option in {shown}: {word!r}"
-            allowed = ", ".join(_SHOWN.get(known, known) for known in keys)
+            message = f"invalid option in {shown}: {one!r}"
+            allowed = ", ".join(keyword.word_with_value for keyword in known.values())
             raise UsageError(message, f"allowed after the name: {allowed}")
-    has_iommufd = has_iommufd and "unassigned" not in words
-    attached = AttachOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceRequest(name, attached, is_alone="only" in words)
+        options[keyword.name] = read
+    is_alone = bool(options.pop("only", False))
+    return DeviceRequest(name, AttachOptions(**fields_of(DeviceWords, options)), is_alone=is_alone)
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) > 0
+def _read_word(keyword: Keyword, value: str, *, is_bare: bool) -> object:
+    """The value of an option after a name; None if it cannot be read."""
+    if keyword.kind is bool:
+        return is_bare or None
+    if keyword.kind is int:
+        is_count = value.isascii() and value.isdecimal() and int(value) > 0
+        return int(value) if is_count else None
+    return value or None
 
 
 def memory_bytes(option: str, text: str) -> int:
@@ -86,3 +66,34 @@ def memory_bytes(option: str, text: str) -> int:
         message = f"missing unit: {option} {text}"
         raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
     return mebibytes(option, text) * MIB
+
+
+SparePorts = Annotated[
+    int,
+    Option(
+        "Set the number of free root ports, to attach devices later.",
+        metavar="N",
+        default=4,
+        least=0,
+        most=64,
+    ),
+]
+Numa = Annotated[
+    NumaMode, Option("Bind memory to the devices' NUMA nodes, or prefer them.", default="strict")
+]
+HugePages = Annotated[
+    str | None,
+    Option(
+        "Use huge pages of the host.",
+        choices=tuple(PAGES),
+        field="hugepage_bytes",
+        parse=PAGES.__getitem__,
+    ),
+]
+AddressBits = Annotated[
+    int | None, Option("Limit physical addresses to N bits.", metavar="N", least=32, most=52)
+]
+FixedAperture = Annotated[
+    bool,
+    Option("Write the BAR window size (for OVMF before 2022.11).", field="has_fixed_aperture"),
+]

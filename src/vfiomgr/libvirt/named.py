@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import passthrough
+from vfiomgr.cli.keywords import fields_of
 from vfiomgr.diagnostic import refuse, refuse_if_any
-from vfiomgr.errors import UsageError, require_known, require_whole
+from vfiomgr.errors import UsageError, require_whole
 from vfiomgr.guests.device import units_of
 from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu, with_iommufd
-from vfiomgr.guests.model import DeviceRequest, GuestDevice
+from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest, GuestDevice
 from vfiomgr.guests.options import depends_on_qemu
 from vfiomgr.guests.waiting import note_unbound
 from vfiomgr.libvirt.backend import LibvirtBackend
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
-from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, attach_options, request_of
+from vfiomgr.libvirt.build.named import DomainOptions, request_of
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.vfio_backend import choose
 from vfiomgr.libvirt.xml import render
@@ -117,7 +118,6 @@ def hostdev_xml(
         Refusal: this libvirt cannot read it, or libvirt would bind a device that `bind` refuses.
 
     """
-    require_known(options, DeviceOptions)
     names = [device_text(device) for device in devices]
     versions = Versions(host, version, qemu_version)
     hostdevs = planned_hostdevs(host, names, guest_bus, versions, only, options)
@@ -135,7 +135,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     """Plan the elements; notes say how to make the devices available to a guest."""
     require_whole("--guest-bus", guest_bus, 1, LAST_BUS)
     seen = host.slots_of(names)
-    given = attach_options(options)
+    given = AttachOptions(**fields_of(DeviceOptions, options))
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
@@ -208,7 +208,6 @@ def domain_xml(
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
-    require_known(options, DomainOptions)
     versions = Versions(host, version, qemu_version)
     plan = planned_domain(host, name, versions, options)
     return LibvirtBackend(versions.libvirt, with_reasons=explain).render(plan)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, WholeNumber, session_options, with_options
+from vfiomgr.cli.options import READING, declared, session_options
 from vfiomgr.cli.output import (
     note,
     print_document,
@@ -17,97 +17,14 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.reports import exit_status, note_not_checked, say_unknown, summary
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.model import PAGES
-from vfiomgr.qemu.named import (
-    ADDRESS_BITS,
-    MEMORY,
-    MOST_SPARE_PORTS,
-    MOST_VCPUS,
-    SPARE_PORTS,
-    VCPUS,
-    check,
-    planned_guest,
-)
+from vfiomgr.qemu.named import QemuOptions, check, planned_guest
 from vfiomgr.qemu.render import command_line, configuration_file, without_section
 from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.qemu.model import QemuPlan
-    from vfiomgr.qemu.named import QemuOptions
     from vfiomgr.rules.report import Report
-
-_GUEST = (
-    click.option(
-        "--memory",
-        default=MEMORY,
-        show_default=True,
-        metavar="SIZE",
-        help="Set the memory size, e.g. 16G or 16384M.",
-    ),
-    click.option(
-        "--vcpus",
-        type=WholeNumber(1, MOST_VCPUS),
-        default=VCPUS,
-        show_default=True,
-        metavar="N",
-        help="Set the number of vCPUs.",
-    ),
-    click.option(
-        "--accel",
-        type=click.Choice(["kvm", "qemu"]),
-        default="kvm",
-        show_default=True,
-        help="Run on the host's CPU (KVM), or on one that QEMU emulates.",
-    ),
-    click.option(
-        "--firmware",
-        type=click.Choice(["efi", "bios"]),
-        default="efi",
-        show_default=True,
-        help="Set the BAR window for OVMF or for SeaBIOS.",
-    ),
-    click.option(
-        "--spare-ports",
-        type=WholeNumber(0, MOST_SPARE_PORTS),
-        default=SPARE_PORTS,
-        show_default=True,
-        metavar="N",
-        help="Set the number of free root ports, to attach devices later.",
-    ),
-    click.option("--no-hotplug", is_flag=True, help="Disable hot-plug for the devices' ports."),
-    click.option(
-        "--numa",
-        type=click.Choice(["strict", "preferred", "off"]),
-        default="strict",
-        show_default=True,
-        help="Bind memory to the devices' NUMA nodes, or prefer them.",
-    ),
-    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),
-    click.option(
-        "--iommufd/--no-iommufd",
-        default=None,
-        help="Use /dev/iommu (QEMU 9.0), or VFIO groups.",
-    ),
-    click.option(
-        "--address-bits",
-        type=WholeNumber(*ADDRESS_BITS),
-        metavar="N",
-        help="Limit physical addresses to N bits.",
-    ),
-    click.option(
-        "--fixed-aperture",
-        is_flag=True,
-        help="Write the BAR window size (for OVMF before 2022.11).",
-    ),
-)
-
-
-def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a guest."""
-    return with_options(function, *_GUEST)
 
 
 @click.group("qemu")
@@ -123,7 +40,7 @@ def qemu() -> None:
     metavar="ADDRESS|UUID[,OPTION…]...",
     shell_complete=complete_device,
 )
-@of_guest
+@declared(QemuOptions)
 @click.option(
     "--check", "is_check", is_flag=True, help="Check the guest as `check domain` does instead."
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of, negated
 from vfiomgr.diagnostic import refuse
-from vfiomgr.errors import UsageError, require_choice, require_known, require_whole
+from vfiomgr.errors import UsageError
 from vfiomgr.guests.checks import check_guest
 from vfiomgr.guests.device import units_of
 from vfiomgr.guests.iommufd import (
@@ -18,8 +20,16 @@ from vfiomgr.guests.iommufd import (
     is_supported_by_kernel,
     with_iommufd,
 )
-from vfiomgr.guests.model import PAGES, Acceleration, Firmware, GuestRequest, NumaMode
-from vfiomgr.guests.named import memory_bytes, parse_device
+from vfiomgr.guests.model import Acceleration, Firmware, GuestRequest
+from vfiomgr.guests.named import (
+    AddressBits,
+    FixedAperture,
+    HugePages,
+    Numa,
+    SparePorts,
+    memory_bytes,
+    parse_device,
+)
 from vfiomgr.guests.versions import QEMU_EXAMPLE, given_version, version_of_host
 from vfiomgr.guests.waiting import note_unbound
 from vfiomgr.paths import IOMMU_NODE
@@ -38,39 +48,58 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.units import Version
 
-KEYS = ("display", "ramfb", "vga", "only", "rom", "boot-order", "subsystem", "vf-token", "ats")
+DEVICE_WORDS = (
+    "display",
+    "ramfb",
+    "vga",
+    "only",
+    "rom",
+    "boot_order",
+    "subsystem",
+    "vf_token",
+    "ats",
+)
 """The options of a device that QEMU has."""
 NAME = "guest"
-MEMORY, VCPUS, SPARE_PORTS = "4G", 2, 4
-MOST_SPARE_PORTS, MOST_VCPUS = 64, 255
-ADDRESS_BITS = (32, 52)
 
 
-class QemuOptions(TypedDict, total=False):
+class QemuOptions(Keywords, total=False):
     """A guest; every option may be omitted."""
 
-    memory: str
-    """With its unit: `16G`, `16384M`.  [4G]"""
-    vcpus: int
-    """The number of virtual CPUs.  [2]"""
-    accel: Acceleration
-    """`kvm` or `qemu`.  [kvm]"""
-    firmware: Firmware
-    """`efi` (OVMF) or `bios` (SeaBIOS), which have different windows for BARs.  [efi]"""
-    spare_ports: int
-    """Free root ports, to attach devices later: 0 to 64.  [4]"""
-    no_hotplug: bool
-    """Disable hot-plug for the devices' ports."""
-    numa: NumaMode
-    """Bind memory to the NUMA nodes of the devices: `strict`, `preferred` or `off`.  [strict]"""
-    hugepages: str | None
-    """`2M`, `1G` or another of `PAGES`: use huge pages of the host."""
-    iommufd: bool | None
-    """Use /dev/iommu for the devices (QEMU 9.0); None to use it where the host has it."""
-    address_bits: int | None
-    """Maximum width of physical addresses: 32 to 52."""
-    fixed_aperture: bool
-    """Write the size of the window for large BARs; OVMF before 2022.11 needs it."""
+    memory: Annotated[
+        str,
+        Option(
+            "Set the memory size, e.g. 16G or 16384M.",
+            metavar="SIZE",
+            default="4G",
+            field="memory_bytes",
+            parse=partial(memory_bytes, "--memory"),
+        ),
+    ]
+    vcpus: Annotated[
+        int, Option("Set the number of vCPUs.", metavar="N", default=2, least=1, most=255)
+    ]
+    accel: Annotated[
+        Acceleration,
+        Option(
+            "Run on the host's CPU (KVM), or on one that QEMU emulates.",
+            default="kvm",
+            field="kind",
+        ),
+    ]
+    firmware: Annotated[
+        Firmware, Option("Set the BAR window for OVMF or for SeaBIOS.", default="efi")
+    ]
+    spare_ports: SparePorts
+    no_hotplug: Annotated[
+        bool,
+        Option("Disable hot-plug for the devices' ports.", field="has_hotplug", parse=negated),
+    ]
+    numa: Numa
+    hugepages: HugePages
+    iommufd: Annotated[bool | None, Option("Use /dev/iommu (QEMU 9.0), or VFIO groups.")]
+    address_bits: AddressBits
+    fixed_aperture: FixedAperture
 
 
 def arguments_for(
@@ -90,7 +119,6 @@ def arguments_for(
         Refusal: the host or QEMU does not support it; the message names the remedy.
 
     """
-    require_known(options, QemuOptions)
     plan = planned_guest(host, [device_text(one) for one in devices], qemu_version, options)
     return tuple(word for one in plan.arguments for word in (f"-{one.option}", one.value))
 
@@ -135,7 +163,6 @@ def check(
         VfiomgrError: as `arguments_for`.
 
     """
-    require_known(options, QemuOptions)
     plan = planned_guest(host, [device_text(one) for one in devices], qemu_version, options)
     about = frozenset(function.address for unit in plan.guest.seen for function in unit.functions)
     seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=about)
@@ -177,25 +204,7 @@ def _uses_iommufd(
 
 
 def _request(names: Sequence[str], options: QemuOptions) -> GuestRequest:
-    require_whole("--vcpus", options.get("vcpus"), 1, MOST_VCPUS)
-    require_whole("--spare-ports", options.get("spare_ports"), 0, MOST_SPARE_PORTS)
-    require_whole("--address-bits", options.get("address_bits"), *ADDRESS_BITS)
-    require_choice("--hugepages", options.get("hugepages"), tuple(PAGES))
-    require_choice("--firmware", options.get("firmware"), get_args(Firmware))
-    require_choice("--accel", options.get("accel"), get_args(Acceleration))
-    require_choice("--numa", options.get("numa"), get_args(NumaMode))
-    pages = options.get("hugepages")
-    return GuestRequest(
-        name=NAME,
-        memory_bytes=memory_bytes("--memory", options.get("memory", MEMORY)),
-        vcpus=options.get("vcpus", VCPUS),
-        devices=tuple(parse_device(name, "", KEYS) for name in names),
-        firmware=options.get("firmware", "efi"),
-        kind=options.get("accel", "kvm"),
-        numa=options.get("numa", "strict"),
-        hugepage_bytes=None if pages is None else PAGES[pages],
-        spare_ports=options.get("spare_ports", SPARE_PORTS),
-        has_fixed_aperture=options.get("fixed_aperture", False),
-        address_bits=options.get("address_bits"),
-        has_hotplug=not options.get("no_hotplug", False),
-    )
+    fields = fields_of(QemuOptions, options)
+    fields.pop("iommufd", None)
+    devices = tuple(parse_device(name, "", DEVICE_WORDS) for name in names)
+    return GuestRequest(name=NAME, devices=devices, **fields)

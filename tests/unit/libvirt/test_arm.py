@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, with_facts
 from tests.unit.guest_hosts import GPU, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.guests.iommufd import with_iommufd
 from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device, request_of
@@ -93,7 +94,7 @@ def test_an_unknown_architecture_is_named_or_that_of_its_gpus() -> None:
 
 
 def test_each_root_complex_has_an_accelerated_smmu() -> None:
-    devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
+    devices = tuple(with_iommufd(parse_device(name)) for name in (GRACE, OTHER))
     root = written(devices=devices, viommu="smmuv3")
     assert the(root, "iommufd").get("enabled") == "yes"
     expanders = root.findall("devices/controller[@model='pcie-expander-bus']")
@@ -115,7 +116,7 @@ def test_each_root_complex_has_an_accelerated_smmu() -> None:
 
 
 def test_what_its_smmu_offers_is_left_to_qemu_unless_a_user_says_it() -> None:
-    devices = (parse_device(GRACE, has_iommufd=True),)
+    devices = (with_iommufd(parse_device(GRACE)),)
     driver = "devices/iommu/driver"
     plain = the(written(devices=devices, viommu="smmuv3"), driver)
     assert set(plain.attrib) == {"pciBus", "accel"}
@@ -147,7 +148,7 @@ def test_root_complexes_of_a_device_tree_are_told_apart() -> None:
         replace(device, bridge_path=f"platform/{number}.pcie/{device.bridge_path}")
         for number, device in enumerate(host.devices)
     ]
-    devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
+    devices = tuple(with_iommufd(parse_device(name)) for name in (GRACE, OTHER))
     root = written(devices=devices, viommu="smmuv3", host=with_facts(host, devices=tuple(below)))
     assert len(root.findall("devices/iommu")) == 2
 

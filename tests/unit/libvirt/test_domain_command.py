@@ -15,6 +15,7 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.iommufd import with_iommufd
 from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
@@ -200,8 +201,8 @@ def test_devices_are_written_with_their_options(text: str, wanted: DeviceRequest
 
 
 def test_what_stays_outside_is_opened_in_no_way() -> None:
-    assert parse_device("x", has_iommufd=True).options == AttachOptions(has_iommufd=True)
-    outside = parse_device("x,unassigned,managed", has_iommufd=True).options
+    assert with_iommufd(parse_device("x")).options == AttachOptions(has_iommufd=True)
+    outside = with_iommufd(parse_device("x,unassigned,managed")).options
     assert outside == AttachOptions(is_managed=True, is_unassigned=True)
     card = parse_device("x,vga,subsystem=17aa:3aff").options
     assert card == AttachOptions(has_vga=True, subsystem="17aa:3aff")

@@ -10,7 +10,7 @@ from tests.unit.guest_hosts import two_sockets
 from vfiomgr.guests.model import DeviceRequest, GuestRequest
 from vfiomgr.guests.named import parse_device
 from vfiomgr.qemu.backend import QemuBackend
-from vfiomgr.qemu.named import KEYS
+from vfiomgr.qemu.named import DEVICE_WORDS
 from vfiomgr.units import GIB, Version
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def planned(
     **changes: Any,
 ) -> QemuPlan:
     """The plan of a guest of 64 GiB and 8 CPUs."""
-    requests = tuple(parse_device(d, "", KEYS) if isinstance(d, str) else d for d in devices)
+    requests = tuple(
+        parse_device(d, "", DEVICE_WORDS) if isinstance(d, str) else d for d in devices
+    )
     request = replace(GuestRequest("guest", 64 * GIB, 8, requests), **changes)
     return QemuBackend(qemu).plan(host or two_sockets(), request)
 

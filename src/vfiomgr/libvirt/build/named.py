@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Required, TypedDict, get_args
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Required
 
-from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
+from msgspec.structs import replace
+
+from vfiomgr.cli.keywords import Keywords, Option, fields_of, negated
+from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.expressions import expression
 from vfiomgr.guests import named
-from vfiomgr.guests.model import (
-    PAGES,
-    Acceleration,
-    AttachOptions,
-    DeviceRequest,
-    Firmware,
-    IommuModel,
-    NumaMode,
+from vfiomgr.guests.iommufd import with_iommufd
+from vfiomgr.guests.model import HOST_FILE, Acceleration, DeviceRequest, Firmware, IommuModel
+from vfiomgr.guests.named import (
+    AddressBits,
+    FixedAperture,
+    HugePages,
+    Numa,
+    SparePorts,
+    memory_bytes,
 )
-from vfiomgr.guests.named import memory_bytes
 from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
@@ -35,10 +40,7 @@ from vfiomgr.libvirt.build.model import (
 )
 from vfiomgr.libvirt.model import OWN_ALIAS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-_DEVICE_KEYS = (
+_DEVICE_WORDS = (
     "managed",
     "unassigned",
     "display",
@@ -46,9 +48,9 @@ _DEVICE_KEYS = (
     "vga",
     "only",
     "rom",
-    "model",
+    "driver_model",
     "subsystem",
-    "vf-token",
+    "vf_token",
     "teaming",
     "ats",
 )
@@ -68,9 +70,9 @@ _NETWORK_OPTIONS = {
 """A MAC address of one interface is even in its first byte."""
 
 
-def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
+def parse_device(text: str) -> DeviceRequest:
     """Parse `0000:04:00.0,rom=/x.rom`: a name, then options."""
-    return named.parse_device(text, "--device", _DEVICE_KEYS, has_iommufd=has_iommufd)
+    return named.parse_device(text, "--device", _DEVICE_WORDS)
 
 
 def parse_disk(text: str) -> GuestDisk:
@@ -96,6 +98,11 @@ def parse_disk(text: str) -> GuestDisk:
         converted = f"qemu-img convert -O qcow2 {shlex.quote(path)} disk.qcow2"
         raise UsageError(message, f"use one of {', '.join(FORMATS)}; convert with: {converted}")
     return GuestDisk(os.path.abspath(path), given, _BUSES.get(options.get("bus", "")))
+
+
+def absolute_path(text: str) -> str:
+    """A file of this machine."""
+    return os.path.abspath(text)
 
 
 def parse_direct_boot(
@@ -138,198 +145,185 @@ def parse_network(text: str) -> GuestNetwork:
     )
 
 
-SPARE_PORTS, MOST_SPARE_PORTS = 4, 64
-MOST_VCPUS = 4096
-ADDRESS_BITS = (32, 52)
-PASID_BITS = (0, 20)
-
-
-class DomainOptions(TypedDict, total=False):
+class DomainOptions(Keywords, total=False):
     """A guest; only its memory and its CPUs are required."""
 
-    memory: Required[str]
-    """With its unit: `16G`, `16384M`."""
-    vcpus: Required[int]
-    """More than 255 need libvirt 10.7, or `viommu="intel"`."""
-    system: System
-    """The guest's system: `linux`, or `windows`, with its clock, Hyper-V and supported disks."""
-    launch_security: LaunchSecurity | None
-    """A confidential guest: `tdx` (libvirt 11.6) or `sev-snp` (libvirt 10.5)."""
-    tpm: bool
-    """An emulated TPM 2.0 (swtpm)."""
-    secure_boot: bool
-    """Start only signed systems, with Microsoft's keys enrolled; Windows gets a TPM."""
-    hide_kvm: bool
-    """Hide KVM from drivers that refuse to run on it (NVIDIA's before 465)."""
-    disks: Iterable[str]
-    """`FILE[,format=F][,bus=B]`: images or block devices; bus is virtio or sata."""
-    cdroms: Iterable[str]
-    """Images to install from."""
-    networks: Iterable[str]
-    """A libvirt network `NAME` or `bridge=BR`; `,model=`, `,alias=` and `,mac=` may follow."""
-    boot: Iterable[str]
-    """`disk`, `cdrom`, `network` or a device, in boot order.  [disk, cdrom]"""
-    kernel: str | None
-    """A file on the host, started without a boot loader."""
-    initrd: str | None
-    """The initial RAM disk of `kernel`."""
-    kernel_arguments: str | None
-    """The command line of `kernel`."""
-    firmware: Firmware
-    """`efi` (OVMF) or `bios` (SeaBIOS).  [efi]"""
-    virt_type: Acceleration
-    """`kvm` or `qemu`.  [kvm]"""
-    graphics: Graphics
-    """`vnc`, on 127.0.0.1, or `none`.  [vnc]"""
-    spare_ports: int
-    """Free root ports, to attach devices later: 0 to 64.  [4]"""
-    devices: Iterable[str]
-    """Addresses and UUIDs; `,managed`, `,rom=FILE` and so on may follow, as for `--device`."""
-    no_hotplug: bool
-    """Disable hot-plug for the devices' ports, so that Windows does not offer to eject them."""
-    numa: NumaMode
-    """Bind memory to the NUMA nodes of the devices: `strict`, `preferred` or `off`.  [strict]"""
-    no_pinning: bool
-    """Let the CPUs run anywhere."""
-    hugepages: str | None
-    """`2M`, `1G` or another of `PAGES`: use huge pages of the host."""
-    viommu: IommuModel | None
-    """A virtual IOMMU, for nested virtualization."""
-    ats: bool | None
-    """Whether that of Intel or the SMMUv3 offers ATS."""
-    pasid_bits: int | None
-    """The width of PASIDs of an SMMUv3: 0 to 20; 0 for none."""
-    iommufd: bool | None
-    """Use /dev/iommu for the devices (libvirt 12.1); None to use it where the host has it."""
-    address_bits: int | None
-    """Maximum width of physical addresses: 32 to 52."""
-    fixed_aperture: bool
-    """Write the size of the window for large BARs; OVMF before 2022.11 needs it."""
-    hard_limit: str | None
-    """The maximum memory that QEMU may use and lock, with its unit."""
-    locked: bool
-    """Lock all guest memory, without a limit."""
+    memory: Required[
+        Annotated[
+            str,
+            Option(
+                "Set the memory size, e.g. 16G or 16384M.",
+                metavar="SIZE",
+                field="memory_bytes",
+                parse=partial(memory_bytes, "--memory"),
+            ),
+        ]
+    ]
+    vcpus: Required[
+        Annotated[
+            int,
+            Option(
+                "Set the number of vCPUs; more than 255 need libvirt 10.7 or --viommu intel.",
+                metavar="N",
+                least=1,
+                most=4096,
+            ),
+        ]
+    ]
+    system: Annotated[
+        System,
+        Option(
+            "Adapt clock, Hyper-V, disk and network to this system.",
+            flags=("--os",),
+            default="linux",
+        ),
+    ]
+    hide_kvm: Annotated[
+        bool, Option("Hide KVM, for NVIDIA drivers before 465 (Code 43).", field="hides_kvm")
+    ]
+    tpm: Annotated[bool, Option("Add an emulated TPM 2.0 (swtpm).", field="has_tpm")]
+    launch_security: Annotated[
+        LaunchSecurity | None,
+        Option("Make a confidential guest, whose memory the host cannot read."),
+    ]
+    secure_boot: Annotated[
+        bool,
+        Option("Start only signed systems; Windows also gets a TPM.", field="has_secure_boot"),
+    ]
+    firmware: Annotated[
+        Firmware, Option("Choose OVMF (found by libvirt) or SeaBIOS.", default="efi")
+    ]
+    virt_type: Annotated[Acceleration, Option(default="kvm", field="kind")]
+    graphics: Annotated[Graphics, Option("Provide a screen on 127.0.0.1.", default="vnc")]
+    spare_ports: SparePorts
+    disks: Annotated[
+        Iterable[str],
+        Option(
+            "Add an image or block device; bus virtio or sata.",
+            flags=("--disk",),
+            metavar="FILE[,format=F][,bus=B]",
+            complete=HOST_FILE,
+            parse=parse_disk,
+        ),
+    ]
+    cdroms: Annotated[
+        Iterable[str],
+        Option(
+            "Add an installation image; repeatable, e.g. for drivers.",
+            flags=("--cdrom",),
+            metavar="FILE",
+            complete=HOST_FILE,
+            parse=absolute_path,
+        ),
+    ]
+    networks: Annotated[
+        Iterable[str],
+        Option(
+            "Add a libvirt network or a bridge; options: model=virtio|e1000e, alias=ua-NAME, "
+            "mac=ADDRESS.",
+            flags=("--network",),
+            metavar="NAME|bridge=BR[,…]",
+            parse=parse_network,
+        ),
+    ]
+    kernel: Annotated[
+        str | None,
+        Option(
+            "Start this kernel of the host without a boot loader.",
+            metavar="FILE",
+            complete=HOST_FILE,
+        ),
+    ]
+    initrd: Annotated[
+        str | None,
+        Option("Set the initial RAM disk of --kernel.", metavar="FILE", complete=HOST_FILE),
+    ]
+    kernel_arguments: Annotated[
+        str | None, Option("Set the command line of --kernel.", metavar="TEXT")
+    ]
+    boot: Annotated[
+        Iterable[str],
+        Option(
+            "Boot from this device first; repeatable.  [default: disk, cdrom]",
+            metavar="disk|cdrom|network|NAME",
+            complete="libvirt.commands.domain:complete_boot",
+        ),
+    ]
+    devices: Annotated[
+        Iterable[str],
+        Option(
+            "Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
+            "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS, "
+            "ats=on|off.",
+            flags=("--device",),
+            metavar="ADDRESS|UUID[,…]",
+            complete="vgpu.completion:complete_device",
+            parse=parse_device,
+        ),
+    ]
+    no_hotplug: Annotated[
+        bool,
+        Option(
+            "Disable hot-plug: Windows then offers no device to eject.",
+            field="has_hotplug",
+            parse=negated,
+        ),
+    ]
+    iommufd: Annotated[bool | None, Option("Use /dev/iommu (libvirt 12.1), or VFIO groups.")]
+    numa: Numa
+    no_pinning: Annotated[
+        bool, Option("Let the CPUs run anywhere.", field="has_pinning", parse=negated)
+    ]
+    hugepages: HugePages
+    pasid_bits: Annotated[
+        int | None,
+        Option(
+            "Set the width of PASIDs of the virtual IOMMU; 0 disables them (smmuv3).",
+            metavar="N",
+            least=0,
+            most=20,
+        ),
+    ]
+    ats: Annotated[
+        bool | None,
+        Option(
+            "Let devices cache translations of the virtual IOMMU, or not (intel, smmuv3).",
+            field="has_ats",
+        ),
+    ]
+    viommu: Annotated[IommuModel | None, Option("Add a virtual IOMMU, for nested virtualization.")]
+    fixed_aperture: FixedAperture
+    address_bits: AddressBits
+    hard_limit: Annotated[
+        str | None,
+        Option(
+            "Limit the memory that QEMU may use and lock.",
+            metavar="SIZE",
+            field="hard_limit_bytes",
+            parse=partial(memory_bytes, "--hard-limit"),
+        ),
+    ]
+    locked: Annotated[bool, Option("Lock all guest memory, without a limit.", field="is_locked")]
 
 
-def request_of(name: str, said: DomainOptions) -> DomainRequest:
+def request_of(name: str, options: DomainOptions) -> DomainRequest:
     """The guest that a user asks for.
 
     Raises:
+        TypeError: a keyword is unknown or missing.
         UsageError: an option has an invalid value.
 
     """
-    pages, limit = said.get("hugepages"), said.get("hard_limit")
-    _require_known(said)
-    has_iommufd = _iommufd(said)
-    system = said.get("system", "linux")
-    has_secure_boot = said.get("secure_boot", False)
-    return DomainRequest(
-        name=name,
-        memory_bytes=memory_bytes("--memory", said["memory"]),
-        vcpus=said["vcpus"],
-        devices=tuple(parse_device(d, has_iommufd=has_iommufd) for d in said.get("devices", ())),
-        disks=tuple(map(parse_disk, said.get("disks", ()))),
-        cdroms=tuple(map(os.path.abspath, said.get("cdroms", ()))),
-        networks=tuple(map(parse_network, said.get("networks", ()))),
-        boot=tuple(said.get("boot", ())),
-        direct_boot=parse_direct_boot(
-            said.get("kernel"), said.get("initrd"), said.get("kernel_arguments")
-        ),
-        firmware=said.get("firmware", "efi"),
-        kind=said.get("virt_type", "kvm"),
-        numa=said.get("numa", "strict"),
-        has_pinning=not said.get("no_pinning", False),
-        hugepage_bytes=None if pages is None else PAGES[pages],
-        viommu=said.get("viommu"),
-        has_ats=said.get("ats"),
-        pasid_bits=said.get("pasid_bits"),
-        graphics=said.get("graphics", "vnc"),
-        spare_ports=said.get("spare_ports", SPARE_PORTS),
-        hard_limit_bytes=None if limit is None else memory_bytes("--hard-limit", limit),
-        is_locked=said.get("locked", False),
-        has_fixed_aperture=said.get("fixed_aperture", False),
-        address_bits=said.get("address_bits"),
-        has_hotplug=not said.get("no_hotplug", False),
-        hides_kvm=said.get("hide_kvm", False),
-        system=system,
-        launch_security=said.get("launch_security"),
-        has_tpm=said.get("tpm", False) or (has_secure_boot and system == "windows"),
-        has_secure_boot=has_secure_boot,
-    )
-
-
-def _iommufd(said: DomainOptions) -> bool:
-    """Whether devices use iommufd, which an accelerated SMMUv3 needs.
-
-    Raises:
-        UsageError: the SMMUv3 is requested without it.
-
-    """
-    asked, viommu = said.get("iommufd"), said.get("viommu")
-    if viommu == "smmuv3" and asked is False:
+    fields = fields_of(DomainOptions, options)
+    has_iommufd = fields.pop("iommufd", None)
+    is_smmu = fields.get("viommu") == "smmuv3"
+    if is_smmu and has_iommufd is False:
         message = "cannot use --viommu smmuv3 with VFIO groups: it needs iommufd"
         raise UsageError(message, "omit --no-iommufd")
-    return asked or viommu == "smmuv3"
-
-
-def _require_known(said: DomainOptions) -> None:
-    """Make sure that words and numbers are among the allowed values."""
-    require_whole("--vcpus", said["vcpus"], 1, MOST_VCPUS)
-    require_whole("--spare-ports", said.get("spare_ports"), 0, MOST_SPARE_PORTS)
-    require_whole("--address-bits", said.get("address_bits"), *ADDRESS_BITS)
-    require_whole("--pasid-bits", said.get("pasid_bits"), *PASID_BITS)
-    require_choice("--hugepages", said.get("hugepages"), tuple(PAGES))
-    require_choice("--firmware", said.get("firmware"), get_args(Firmware))
-    require_choice("--virt-type", said.get("virt_type"), get_args(Acceleration))
-    require_choice("--numa", said.get("numa"), get_args(NumaMode))
-    require_choice("--viommu", said.get("viommu"), get_args(IommuModel))
-    require_choice("--launch-security", said.get("launch_security"), get_args(LaunchSecurity))
-    require_choice("--graphics", said.get("graphics"), get_args(Graphics))
-    require_choice("--os", said.get("system"), get_args(System))
-
-
-class DeviceOptions(TypedDict, total=False):
-    """How a device is given to a guest; every option may be omitted."""
-
-    managed: bool
-    """Let libvirt bind and unbind it, instead of vfiomgr."""
-    display: bool
-    """Show the vGPU's display in <graphics>."""
-    ramfb: bool
-    """Show a framebuffer until the guest's driver is loaded."""
-    rom: str | None
-    """Its option ROM: a file, or `off` for none."""
-    boot_order: int | None
-    """Its boot order, from 1 on."""
-    driver_model: str | None
-    """The VFIO driver that libvirt binds it to (libvirt 10.0)."""
-    iommufd: bool | None
-    """Use /dev/iommu (libvirt 12.1); None to use it where the host has it."""
-    unassigned: bool
-    """Keep the device from the guest: libvirt only detaches it, for its IOMMU group."""
-    teaming: str | None
-    """The alias of a virtio interface that replaces it during a migration (libvirt 7.1)."""
-    acpi_nodes: str | None
-    """Memoryless guest NUMA cells for the device's memory, `1-8` (libvirt 11.8; GB200)."""
-
-
-def attach_options(options: DeviceOptions) -> AttachOptions:
-    """The options of the device.
-
-    Raises:
-        UsageError: a number is out of range.
-
-    """
-    require_whole("--boot-order", options.get("boot_order"), 1)
-    return AttachOptions(
-        is_managed=options.get("managed", False),
-        display=options.get("display", False),
-        ramfb=options.get("ramfb", False),
-        rom=options.get("rom"),
-        boot_order=options.get("boot_order"),
-        driver_model=options.get("driver_model"),
-        has_iommufd=options.get("iommufd") or False,
-        is_unassigned=options.get("unassigned", False),
-        acpi_nodes=options.get("acpi_nodes"),
-        partner=options.get("teaming"),
-    )
+    if has_iommufd or is_smmu:
+        fields["devices"] = tuple(map(with_iommufd, fields.get("devices", ())))
+    texts = (fields.pop(key, None) for key in ("kernel", "initrd", "kernel_arguments"))
+    request = DomainRequest(name=name, direct_boot=parse_direct_boot(*texts), **fields)
+    if request.has_secure_boot and request.is_windows:
+        return replace(request, has_tpm=True)
+    return request

@@ -2,226 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, WholeNumber, session_options
+from vfiomgr.cli.options import READING, declared, session_options
 from vfiomgr.cli.output import print_document, print_text
-from vfiomgr.guests.model import PAGES
 from vfiomgr.libvirt.backend import LibvirtBackend
-from vfiomgr.libvirt.build.named import (
-    ADDRESS_BITS,
-    MOST_SPARE_PORTS,
-    MOST_VCPUS,
-    PASID_BITS,
-    SPARE_PORTS,
-)
-from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_options, with_each
+from vfiomgr.libvirt.build.named import DomainOptions
+from vfiomgr.libvirt.commands.hostdev import version_options
 from vfiomgr.libvirt.named import planned_domain
 from vfiomgr.libvirt.versions import Versions
-from vfiomgr.snapshot.completion import complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
-from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.libvirt.build.model import DomainPlan
-    from vfiomgr.libvirt.build.named import DomainOptions
     from vfiomgr.units import Version
 
 
-_MACHINE = (
-    click.option(
-        "--spare-ports",
-        type=WholeNumber(0, MOST_SPARE_PORTS),
-        default=SPARE_PORTS,
-        show_default=True,
-        metavar="N",
-        help="Set the number of free root ports, to attach devices later.",
-    ),
-    click.option(
-        "--graphics",
-        type=click.Choice(["vnc", "none"]),
-        default="vnc",
-        show_default=True,
-        help="Provide a screen on 127.0.0.1.",
-    ),
-    click.option(
-        "--virt-type", type=click.Choice(["kvm", "qemu"]), default="kvm", show_default=True
-    ),
-    click.option(
-        "--firmware",
-        type=click.Choice(["efi", "bios"]),
-        default="efi",
-        show_default=True,
-        help="Choose OVMF (found by libvirt) or SeaBIOS.",
-    ),
-    click.option(
-        "--secure-boot", is_flag=True, help="Start only signed systems; Windows also gets a TPM."
-    ),
-    click.option(
-        "--launch-security",
-        type=click.Choice(["tdx", "sev-snp"]),
-        help="Make a confidential guest, whose memory the host cannot read.",
-    ),
-    click.option("--tpm", is_flag=True, help="Add an emulated TPM 2.0 (swtpm)."),
-    click.option(
-        "--hide-kvm", is_flag=True, help="Hide KVM, for NVIDIA drivers before 465 (Code 43)."
-    ),
-    click.option(
-        "--os",
-        "system",
-        type=click.Choice(["linux", "windows"]),
-        default="linux",
-        show_default=True,
-        help="Adapt clock, Hyper-V, disk and network to this system.",
-    ),
-    click.option(
-        "--vcpus",
-        type=WholeNumber(1, MOST_VCPUS),
-        required=True,
-        metavar="N",
-        help="Set the number of vCPUs; more than 255 need libvirt 10.7 or --viommu intel.",
-    ),
-    click.option(
-        "--memory", required=True, metavar="SIZE", help="Set the memory size, e.g. 16G or 16384M."
-    ),
-)
-"""The guest itself."""
-
-
-def _complete_boot(
+def complete_boot(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
     """What a guest boots from, but for its own names of devices."""
     return [name for name in ("disk", "cdrom", "network") if name.startswith(incomplete)]
 
 
-_MEDIA = (
-    click.option(
-        "--boot",
-        multiple=True,
-        metavar="disk|cdrom|network|NAME",
-        shell_complete=_complete_boot,
-        help="Boot from this device first; repeatable.  [default: disk, cdrom]",
-    ),
-    click.option("--kernel-arguments", metavar="TEXT", help="Set the command line of --kernel."),
-    click.option(
-        "--initrd",
-        metavar="FILE",
-        shell_complete=complete_host_file,
-        help="Set the initial RAM disk of --kernel.",
-    ),
-    click.option(
-        "--kernel",
-        metavar="FILE",
-        shell_complete=complete_host_file,
-        help="Start this kernel of the host without a boot loader.",
-    ),
-    click.option(
-        "--network",
-        "networks",
-        multiple=True,
-        metavar="NAME|bridge=BR[,…]",
-        help="Add a libvirt network or a bridge; options: model=virtio|e1000e, alias=ua-NAME, "
-        "mac=ADDRESS.",
-    ),
-    click.option(
-        "--cdrom",
-        "cdroms",
-        multiple=True,
-        metavar="FILE",
-        shell_complete=complete_host_file,
-        help="Add an installation image; repeatable, e.g. for drivers.",
-    ),
-    click.option(
-        "--disk",
-        "disks",
-        multiple=True,
-        metavar="FILE[,format=F][,bus=B]",
-        shell_complete=complete_host_file,
-        help="Add an image or block device; bus virtio or sata.",
-    ),
-)
-"""What it boots from, and its networks."""
-
-
-_DEVICES = (
-    iommufd_option,
-    click.option(
-        "--no-hotplug",
-        is_flag=True,
-        help="Disable hot-plug: Windows then offers no device to eject.",
-    ),
-    click.option(
-        "--device",
-        "devices",
-        multiple=True,
-        metavar="ADDRESS|UUID[,…]",
-        shell_complete=complete_device,
-        help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
-        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS, "
-        "ats=on|off.",
-    ),
-)
-"""The host devices of the guest."""
-
-
-_HOST = (
-    click.option("--locked", is_flag=True, help="Lock all guest memory, without a limit."),
-    click.option(
-        "--hard-limit", metavar="SIZE", help="Limit the memory that QEMU may use and lock."
-    ),
-    click.option(
-        "--address-bits",
-        type=WholeNumber(*ADDRESS_BITS),
-        metavar="N",
-        help="Limit physical addresses to N bits.",
-    ),
-    click.option(
-        "--fixed-aperture",
-        is_flag=True,
-        help="Write the BAR window size (for OVMF before 2022.11).",
-    ),
-    click.option(
-        "--viommu",
-        type=click.Choice(["intel", "virtio", "amd", "smmuv3"]),
-        help="Add a virtual IOMMU, for nested virtualization.",
-    ),
-    click.option(
-        "--ats/--no-ats",
-        default=None,
-        help="Let devices cache translations of the virtual IOMMU, or not (intel, smmuv3).",
-    ),
-    click.option(
-        "--pasid-bits",
-        type=WholeNumber(*PASID_BITS),
-        metavar="N",
-        help="Set the width of PASIDs of the virtual IOMMU; 0 disables them (smmuv3).",
-    ),
-    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),
-    click.option("--no-pinning", is_flag=True, help="Let the CPUs run anywhere."),
-    click.option(
-        "--numa",
-        type=click.Choice(["strict", "preferred", "off"]),
-        default="strict",
-        show_default=True,
-        help="Bind memory to the devices' NUMA nodes, or prefer them.",
-    ),
-)
-"""How the guest uses the host."""
-
-
-def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a domain."""
-    return with_each((*_HOST, *_DEVICES, *_MEDIA, *_MACHINE), function)
-
-
 @click.command("domain")
 @click.argument("name")
-@of_guest
+@declared(DomainOptions)
 @click.option("--explain", is_flag=True, help="Add the reason for each part as a comment.")
 @version_options
 @session_options(*READING)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from vfiomgr.cli.keywords import fields_of
 from vfiomgr.cli.options import (
     CHANGING,
     complete_file,
+    declared,
     function_only_option,
     session_options,
     typed_options,
@@ -21,12 +23,11 @@ from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.model import DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import check
-from vfiomgr.libvirt.build.named import attach_options
 from vfiomgr.libvirt.client.domains import DefineForecast
 from vfiomgr.libvirt.commands.connection import (
     DEFAULT_URI,
@@ -35,7 +36,7 @@ from vfiomgr.libvirt.commands.connection import (
     connected,
     require_running_host,
 )
-from vfiomgr.libvirt.commands.hostdev import of_device, version_options
+from vfiomgr.libvirt.commands.hostdev import version_options
 from vfiomgr.libvirt.named import refuse_to_hurt, require_iommu, tell_what_waits
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.libvirt.build.named import DeviceOptions
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -256,7 +256,7 @@ _DEVICE = "ADDRESS|UUID"
     help="Write to this file instead; - for a pipe.",
 )
 @click.option("--define", is_flag=True, help="Define the domain of FILE in libvirt.")
-@of_device
+@declared(DeviceOptions)
 @function_only_option("Leave the other functions of the slot unchanged.")
 @version_options
 @connect_option
@@ -323,7 +323,7 @@ def edit(
         message = "no device given"
         raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
     host = _host(session, required=bool(added))
-    given = attach_options(options)
+    given = AttachOptions(**fields_of(DeviceOptions, options))
     requests = [DeviceRequest(name, given, is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
     versions = Versions(session, libvirt_version, qemu_version)

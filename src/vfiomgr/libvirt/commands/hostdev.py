@@ -6,96 +6,43 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, WholeNumber, function_only_option, session_options
+from vfiomgr.cli.options import (
+    READING,
+    WholeNumber,
+    declared,
+    function_only_option,
+    session_options,
+    with_options,
+)
 from vfiomgr.cli.output import print_document, print_text
+from vfiomgr.guests.model import DeviceOptions
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.named import FIRST_BUS, planned_hostdevs
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
-from vfiomgr.snapshot.completion import complete_host_file, complete_vfio_driver
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from vfiomgr.libvirt.build.named import DeviceOptions
-
-
-iommufd_option = click.option(
-    "--iommufd/--no-iommufd",
-    default=None,
-    help="Use /dev/iommu (libvirt 12.1), or VFIO groups.",
-)
-
-_HOSTDEV = (
-    click.option(
-        "--teaming",
-        metavar="ALIAS",
-        help="Replace it by this virtio interface for migrations (libvirt 7.1).",
-    ),
-    click.option(
-        "--acpi-nodes",
-        metavar="CELLS",
-        help="Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).",
-    ),
-    click.option(
-        "--unassigned", is_flag=True, help="Only detach it from the host, for its IOMMU group."
-    ),
-    iommufd_option,
-    click.option(
-        "--driver-model",
-        metavar="DRIVER",
-        shell_complete=complete_vfio_driver,
-        help="Let libvirt bind it to this VFIO driver (libvirt 10.0).",
-    ),
-    click.option("--boot-order", type=WholeNumber(1), metavar="N", help="Set its boot order."),
-    click.option(
-        "--rom",
-        metavar="FILE|off",
-        shell_complete=complete_host_file,
-        help="Set its option ROM; off disables it.",
-    ),
-    click.option(
-        "--ramfb", is_flag=True, help="Show a framebuffer until the guest loads its driver."
-    ),
-    click.option("--display", is_flag=True, help="Show the vGPU's display in <graphics>."),
-    click.option(
-        "--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr."
-    ),
-)
-
-
-def with_each(options: Iterable[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for a command; --help lists the last ones first."""
-    for decorate in options:
-        function = decorate(function)
-    return function
-
-
-def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a device for a guest."""
-    return with_each(_HOSTDEV, function)
-
-
-_VERSIONS = (
-    click.option(
-        "--qemu-version",
-        metavar="VERSION",
-        help="Write for this QEMU, e.g. 9.2.  [default: the installed one; unknown with "
-        "--libvirt-version]",
-    ),
-    click.option(
-        "--libvirt-version",
-        metavar="VERSION",
-        help="Write for this libvirt, e.g. 10.0.  [default: the installed one]",
-    ),
-)
+    from collections.abc import Callable
 
 
 def version_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that set the versions of libvirt and QEMU."""
-    return with_each(_VERSIONS, function)
+    return with_options(
+        function,
+        click.option(
+            "--libvirt-version",
+            metavar="VERSION",
+            help="Write for this libvirt, e.g. 10.0.  [default: the installed one]",
+        ),
+        click.option(
+            "--qemu-version",
+            metavar="VERSION",
+            help="Write for this QEMU, e.g. 9.2.  [default: the installed one; unknown with "
+            "--libvirt-version]",
+        ),
+    )
 
 
 @click.command("hostdev")
@@ -109,7 +56,7 @@ def version_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Set the root port index of the first multifunction device.",
 )
-@of_device
+@declared(DeviceOptions)
 @function_only_option("Leave the other functions of the slot out.")
 @version_options
 @session_options(*READING)
