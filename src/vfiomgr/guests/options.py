@@ -8,13 +8,13 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.iommufd import OTHER_KERNEL, QEMU_IOMMUFD, lacks_iommufd
-from vfiomgr.guests.model import NO_ROM, QemuProperty
+from vfiomgr.guests.model import NO_ROM, AttachOptions, QemuProperty
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.guests.model import AttachOptions, GuestDevice
+    from vfiomgr.guests.model import GuestDevice
 
 _SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
@@ -84,24 +84,31 @@ def check_options(unit: GuestDevice) -> None:
         _check_mediated(unit)
 
 
+_FOR_MEDIATED = frozenset({"display", "ramfb", "has_iommufd"})
+"""The options that are not only for PCI functions."""
+_WHAT = {
+    "is_managed": "managed",
+    "rom": "an option ROM",
+    "driver_model": "a driver model",
+    "boot_order": "a boot order",
+    "is_unassigned": "a place outside the guest",
+    "acpi_nodes": "its own NUMA cells",
+    "has_vga": "legacy VGA",
+    "subsystem": "another subsystem ID",
+    "vf_token": "a VF token",
+    "partner": "teaming",
+    "ats": "ATS",
+}
+"""What messages call an option."""
+
+
 def _check_mediated(unit: GuestDevice) -> None:
-    options = unit.options
-    of_functions = {
-        "managed": options.is_managed,
-        "an option ROM": options.rom,
-        "a driver model": options.driver_model,
-        "a boot order": options.boot_order is not None,
-        "a place outside the guest": options.is_unassigned,
-        "its own NUMA cells": options.acpi_nodes is not None,
-        "legacy VGA": options.has_vga,
-        "another subsystem ID": options.subsystem is not None,
-        "a VF token": options.vf_token is not None,
-        "teaming": options.partner is not None,
-        "ATS": options.ats is not None,
-    }
-    for what in (what for what, is_asked in of_functions.items() if is_asked):
-        message = f"cannot set {what} for {unit.name}: only PCI functions support this"
-        raise UsageError(message, "omit it for mediated devices")
+    usual = AttachOptions()
+    for name in AttachOptions.__struct_fields__:
+        if name not in _FOR_MEDIATED and getattr(unit.options, name) != getattr(usual, name):
+            what = _WHAT.get(name, name)
+            message = f"cannot set {what} for {unit.name}: only PCI functions support this"
+            raise UsageError(message, "omit it for mediated devices")
 
 
 def _check_form(options: AttachOptions) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Literal
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
-from vfiomgr.guests.model import GuestAddress, NumaCell, QemuProperty
+from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestAddress, NumaCell, QemuProperty
+from vfiomgr.guests.options import qemu_properties
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -19,6 +22,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.guests.model import GuestDevice
 
 OWN_ALIAS = expression(r"ua-[A-Za-z0-9_-]+")
 """An alias that libvirt keeps: others are replaced by its own (virDomainDeviceInfoParseXML)."""
@@ -70,6 +74,28 @@ class DomainHostdev(Value):
     def is_seen(self) -> bool:
         """Whether the guest sees the device itself: not an NVMe disk, and not unassigned."""
         return not self.is_unassigned and self.element != "disk"
+
+    def with_options(self, options: AttachOptions, *, is_first: bool = True) -> DomainHostdev:
+        """The device with its options; those that can occur once are for its first function."""
+        has_rom = options.rom != NO_ROM
+        device = replace(
+            self,
+            managed=options.is_managed,
+            is_unassigned=options.is_unassigned,
+            iommufd=options.has_iommufd or None,
+            has_rom=has_rom and (is_first or options.rom is None),
+        )
+        if not is_first:
+            return device
+        return replace(
+            device,
+            display=options.display,
+            ramfb=options.ramfb,
+            boot_order=options.boot_order,
+            acpi_nodes=options.acpi_nodes,
+            partner=options.partner,
+            rom_file=options.rom if has_rom else None,
+        )
 
 
 class TeamedInterface(Value):
@@ -362,6 +388,30 @@ ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
 SMMU_ACCEL = Feature("accel='on' of <iommu model='smmuv3'>", Version(12, 7))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
 DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
+
+
+def needed_features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
+    """What a device and its options need of libvirt, and how messages call it."""
+    options = unit.options
+    if unit.is_vendor_function:
+        driver = unit.functions[0].driver or "the vendor driver"
+        yield VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
+    if options.driver_model:
+        yield DRIVER_MODEL, f"driver {options.driver_model} for {unit.name}"
+    if unit.functions and (options.display or options.ramfb):
+        yield PCI_DISPLAY, f"display of {unit.name}"
+    if options.is_unassigned:
+        yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
+    if options.partner is not None:
+        yield TEAMING, f"teaming of {unit.name}"
+    if options.acpi_nodes is not None:
+        yield ACPI_NODESET, f"NUMA cells for {unit.name}"
+    if any(qemu_properties(options)):
+        yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
+    if options.has_iommufd:
+        where = "" if unit.has_groups else " on a kernel without VFIO groups"
+        yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
+
 
 MDEV_NEEDS_GROUPS = "libvirt passes mediated devices to QEMU only by VFIO groups"
 """libvirt 12.8: <driver> is only for PCI devices (hostdevsubsysmdev in domaincommon.rng), and

@@ -184,8 +184,8 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             device,
             f"{device} is a virtual function for {device.driver or 'vendor'} vGPUs and cannot be "
             "passed through directly",
-            f"vfiomgr vgpu create --parent {device.address} --type TYPE, then vfiomgr libvirt "
-            f"hostdev {device.address if is_whole else 'UUID'}",
+            f"vfiomgr vgpu create --parent {device.address} --type TYPE, then "
+            f"{_assigning(str(device.address) if is_whole else 'UUID')}",
             allow(
                 "vgpu-function",
                 then=" (it can then host no vGPU until all virtual functions are created again)",
@@ -200,9 +200,13 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} is an active vGPU and must stay on {device.driver}"
             if is_whole
             else f"{device} has the active vGPU {made}",
-            f"assign the vGPU: vfiomgr libvirt hostdev {made}; or remove it: "
-            f"vfiomgr vgpu remove {made}",
+            f"assign the vGPU: {_assigning(made)}; or remove it: vfiomgr vgpu remove {made}",
         )
+
+
+def _assigning(name: str) -> str:
+    """The commands that write a vGPU for a guest, whatever monitor runs it."""
+    return f"vfiomgr libvirt hostdev {name} or vfiomgr qemu args {name}"
 
 
 def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[Diagnostic]:

@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.iommufd import OTHER_KERNEL
-from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestAddress
+from vfiomgr.guests.model import AttachOptions, GuestAddress
 from vfiomgr.guests.options import (
     check_options,
     check_qemu,
@@ -20,25 +20,18 @@ from vfiomgr.guests.options import (
     qemu_properties,
 )
 from vfiomgr.libvirt.model import (
-    ACPI_NODESET,
-    DRIVER_MODEL,
     IOMMUFD,
     MDEV_NEEDS_GROUPS,
     OWN_ALIAS,
-    PCI_DISPLAY,
-    QEMU_OVERRIDE,
-    TEAMING,
-    UNASSIGNED_ADDRESS,
-    VENDOR_FUNCTION,
     DomainHostdev,
     GuestHostdev,
+    needed_features,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.libvirt.model import Feature
     from vfiomgr.units import Version
 
 
@@ -63,16 +56,14 @@ def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[Guest
             line=0,
             kind="pci",
             address=function.address,
-            managed=unit.options.is_managed,
             guest=_in_slot(place, number, several=several),
             alias=_alias(str(function.address)),
             driver="vfio",
-            is_unassigned=unit.options.is_unassigned,
         )
         if function.device_id == unit.functions[0].device_id:
             device = replace(device, driver_model=unit.options.driver_model)
         properties = () if number else tuple(qemu_properties(unit.options))
-        planned = _with_options(device, unit.options, number)
+        planned = device.with_options(unit.options, is_first=number == 0)
         yield GuestHostdev(planned, function.name, properties)
 
 
@@ -94,33 +85,12 @@ def _mediated(unit: GuestDevice, place: GuestAddress | None) -> GuestHostdev:
         model=unit.model,
     )
     title = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}"
-    return GuestHostdev(_with_options(device, unit.options, 0), title)
+    return GuestHostdev(device.with_options(unit.options), title)
 
 
 def _alias(name: str) -> str:
     """The alias of a device that libvirt keeps: `ua-`, letters, digits and hyphens."""
     return f"ua-vfio-{re.sub('[:.]', '-', name)}"
-
-
-def _with_options(device: DomainHostdev, options: AttachOptions, number: int) -> DomainHostdev:
-    """The options of a device; those that can occur once apply to its first function."""
-    has_rom = options.rom != NO_ROM
-    device = replace(
-        device,
-        iommufd=options.has_iommufd or None,
-        has_rom=has_rom and (number == 0 or options.rom is None),
-    )
-    if number:
-        return device
-    return replace(
-        device,
-        display=options.display,
-        ramfb=options.ramfb,
-        boot_order=options.boot_order,
-        acpi_nodes=options.acpi_nodes,
-        partner=options.partner,
-        rom_file=options.rom if has_rom else None,
-    )
 
 
 def check(
@@ -140,7 +110,7 @@ def check(
         _check_vendor_function(unit)
         check_options(unit)
         _check_options(unit)
-        for feature, why in _features(unit):
+        for feature, why in needed_features(unit):
             is_needed = feature == IOMMUFD and not unit.has_groups
             feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
         if depends_on_qemu(unit):
@@ -216,30 +186,6 @@ def _check_teaming(unit: GuestDevice) -> None:
         message = f"cannot use teaming for {unit.names}: QEMU replaces only one function"
         remedy = "assign a virtual function, or the function alone"
         refuse("teaming-unsupported", unit.name, message, remedy)
-
-
-def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
-    options = unit.options
-    if options == AttachOptions() and not unit.is_vendor_function:
-        return
-    if unit.is_vendor_function:
-        driver = unit.functions[0].driver or "the vendor driver"
-        yield VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
-    if options.driver_model:
-        yield DRIVER_MODEL, f"driver {options.driver_model} for {unit.name}"
-    if unit.functions and (options.display or options.ramfb):
-        yield PCI_DISPLAY, f"display of {unit.name}"
-    if options.is_unassigned:
-        yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
-    if options.partner is not None:
-        yield TEAMING, f"teaming of {unit.name}"
-    if options.acpi_nodes is not None:
-        yield ACPI_NODESET, f"NUMA cells for {unit.name}"
-    if any(qemu_properties(options)):
-        yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
-    if options.has_iommufd:
-        where = "" if unit.has_groups else " on a kernel without VFIO groups"
-        yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:

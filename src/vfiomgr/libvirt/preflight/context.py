@@ -276,7 +276,9 @@ class PreflightContext(Value, dict=True):
         return in_domain if self.is_of_libvirt else in_arguments
 
     def removal(self, hostdev: DomainHostdev) -> str:
-        """The command that removes a device from the domain."""
+        """How to remove a device from the domain, or from the guest of another monitor."""
+        if not self.is_of_libvirt:
+            return f"omit {hostdev.name}"
         if hostdev.element == "disk":
             target = hostdev.disk_target or "TARGET"
             return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
@@ -285,7 +287,9 @@ class PreflightContext(Value, dict=True):
         return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"
 
     def completion(self, device: PciDevice) -> str:
-        """The commands that add all functions of a slot to the domain, as one device."""
+        """How to add all functions of a slot to the domain, as one device."""
+        if not self.is_of_libvirt:
+            return f"name {device.address} without the option only"
         address, name = device.address, self.domain.name
         if not self.is_of_libvirt:
             return f"pass {address} without the option only"
