@@ -81,12 +81,7 @@ register(
         "vfiomgr.libvirt",
         values=("hook",),
         plans=("hook",),
-        rules=(
-            "preflight.plan",
-            "preflight.guest",
-            "migration.domain_rules",
-            "migration.target_rules",
-        ),
+        rules=("preflight.plan", "migration.domain_rules", "migration.target_rules"),
     ),
     Capability(
         "vfiomgr.layout",

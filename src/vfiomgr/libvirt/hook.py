@@ -168,16 +168,20 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     functions: list[PciAddress] = []
     vgpus: list[str] = []
     diagnostics: list[Diagnostic] = []
+    defined = {definition.uuid for definition in host.defined.vgpus}
+    defined |= {str(f.address) for gpu in host.defined.gpus for f in gpu.vgpus}
     for hostdev in domain.hostdevs:
         device = host.device_named(hostdev.name)
         is_vgpu = hostdev.kind == "mdev" or (
             device is not None and host.vgpus.is_vendor_function(device)
         )
         if is_vgpu and host.vgpus.named(hostdev.name) is None:
-            if _is_defined(host, hostdev.name):
-                vgpus.append(hostdev.name)
+            name = hostdev.name
+            if name in defined:
+                vgpus.append(name)
             else:
-                diagnostics.append(_unknown(hostdev.name))
+                how = f"vfiomgr vgpu define {name} --type …, or vfiomgr vgpu create"
+                diagnostics.append(blocker("vgpu-missing", name, f"no such vGPU: {name}", how))
         elif is_vgpu or device is None or hostdev.managed or hostdev.kind != "pci":
             continue  # libvirt reports an absent function
         elif not device.is_on_vfio or blockers(host.group_members(device.iommu_group)):
@@ -186,22 +190,6 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     begun = (host.device_named(name) for name in record.functions)
     functions += [d.address for d in begun if d is not None and not d.is_on_vfio]
     return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus))
-
-
-def _is_defined(host: HostSnapshot, name: str) -> bool:
-    names = {definition.uuid for definition in host.defined.vgpus}
-    return name in names or any(
-        str(function.address) == name for gpu in host.defined.gpus for function in gpu.vgpus
-    )
-
-
-def _unknown(name: str) -> Diagnostic:
-    return blocker(
-        "vgpu-missing",
-        name,
-        f"no such vGPU: {name}",
-        f"vfiomgr vgpu define {name} --type …, or vfiomgr vgpu create",
-    )
 
 
 def taken_by(plan: Plan) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse
@@ -45,10 +46,16 @@ def claims_of(
     host: HostSnapshot, hypervisor: Hypervisor, domain: str | None = None
 ) -> tuple[DeviceOwner, ...]:
     """All devices that domains have or claim: functions by address, then mediated devices."""
-    known = [d for d in hypervisor.domains if domain is None or domain in (d.name, d.uuid)]
-    found = [(hostdev, claim) for one in known for hostdev, claim in _of_domain(host, one)]
-    found.sort(key=lambda pair: _order(*pair))
-    return tuple(claim for _, claim in found)
+    found = []
+    for known in hypervisor.domains:
+        if domain is not None and domain not in (known.name, known.uuid):
+            continue
+        for _, running, defined in known.devices():
+            if hostdev := running or defined:
+                claim = _claim(host, known, hostdev, (running is not None, defined is not None))
+                key: object = hostdev.address if hostdev.address is not None else claim.device
+                found.append(((hostdev.address is None, key, known.name), claim))
+    return tuple(claim for _, claim in sorted(found, key=itemgetter(0)))
 
 
 def unread_domains(hypervisor: Hypervisor) -> Iterator[str]:
@@ -85,20 +92,6 @@ def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Dia
     )
 
 
-def _order(hostdev: DomainHostdev, claim: DeviceOwner) -> tuple[bool, object, str]:
-    key: object = hostdev.address if hostdev.address is not None else claim.device
-    return (hostdev.address is None, key, claim.domain)
-
-
-def _of_domain(
-    host: HostSnapshot, domain: KnownDomain
-) -> Iterator[tuple[DomainHostdev, DeviceOwner]]:
-    for _, running, defined in domain.devices():
-        if hostdev := running or defined:
-            where = (running is not None, defined is not None)
-            yield hostdev, _claim(host, domain, hostdev, where)
-
-
 def _claim(
     host: HostSnapshot, domain: KnownDomain, hostdev: DomainHostdev, where: tuple[bool, bool]
 ) -> DeviceOwner:
@@ -112,6 +105,9 @@ def _claim(
     kind: Literal["pci", "vf", "mdev"] = "mdev" if hostdev.kind == "mdev" else "pci"
     if device is not None and device.physical_function is not None:
         kind = "vf"
+    place = None
+    if (guest := hostdev.guest) is not None:
+        place = f"{guest.domain:04x}:{guest.bus:02x}:{guest.slot:02x}.{guest.function:x}"
     return DeviceOwner(
         device=hostdev.name,
         kind=kind,
@@ -123,14 +119,8 @@ def _claim(
         is_running=where[0],
         is_defined=where[1],
         is_managed=hostdev.managed,
-        guest_address=_written(hostdev.guest),
+        guest_address=place,
     )
-
-
-def _written(guest: GuestAddress | None) -> str | None:
-    if guest is None:
-        return None
-    return f"{guest.domain:04x}:{guest.bus:02x}:{guest.slot:02x}.{guest.function:x}"
 
 
 class Scope(Value):
@@ -174,7 +164,13 @@ def free_ports(domain: Domain) -> tuple[PciController, ...]:
 
 def free_places(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
     """Places for multifunction devices, and whether each needs a new port."""
-    return _behind_ports(domain) if is_express(domain) else _on_root(domain)
+    if is_express(domain):
+        yield from _behind_ports(domain)
+        return
+    used = {address.slot for address in domain.taken if not address.domain and not address.bus}
+    for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+        if slot not in used:
+            yield GuestAddress(0, slot, 0, multifunction=True), False
 
 
 def _behind_ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
@@ -185,24 +181,12 @@ def _behind_ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
     expanders = {one.index for one in domain.controllers if one.model == EXPANDER}
     for port in free_ports(domain):
         if port.guest is None or port.guest.bus not in expanders:
-            yield _first_function(port.index), False
+            yield GuestAddress(port.index, 0, 0, multifunction=True), False
     used = {address.bus for address in domain.taken if not address.domain}
     known = {*used, *(controller.index for controller in domain.controllers), 0}
     for index in (*range(max(known) + 1, _LAST_BUS + 1), *range(1, max(known))):
         if index not in known:
-            yield _first_function(index), True
-
-
-def _on_root(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
-    """Free slots of a conventional root bus."""
-    used = {address.slot for address in domain.taken if not address.domain and not address.bus}
-    for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
-        if slot not in used:
-            yield GuestAddress(0, slot, 0, multifunction=True), False
-
-
-def _first_function(bus: int) -> GuestAddress:
-    return GuestAddress(bus, 0, 0, multifunction=True)
+            yield GuestAddress(index, 0, 0, multifunction=True), True
 
 
 def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:

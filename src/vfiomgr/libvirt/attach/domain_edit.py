@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
 from vfiomgr.documents.xml_text import Document, read_document
@@ -94,7 +94,9 @@ def edited(
 
     """
     domain = domain_of(document.root)
-    removals = plan_removals(domain, _names(domain, removed), host, only=only)
+    known = [device.address for device in domain.hostdevs if device.address is not None]
+    names = [one.lower() if is_uuid(one) else str(PciAddress.parse(one, known)) for one in removed]
+    removals = plan_removals(domain, names, host, only=only)
     text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
     if not units:
         return Edited(document, text, removals, Additions()), ()
@@ -111,12 +113,6 @@ def edited(
     ports = [root_port(port.index, port.device) for port in additions.ports]
     after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
     return Edited(document, after, removals, additions), hostdevs
-
-
-def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
-    """Devices of a domain as named in its file; the PCI domain of an address is optional."""
-    known = [device.address for device in domain.hostdevs if device.address is not None]
-    return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
 
 
 def plan_additions(
@@ -141,8 +137,11 @@ def plan_additions(
         if len(there) == len(names):
             already += names
             continue
-        if there:
-            _refuse_part(domain, names, there)
+        if there:  # the place of a device is assigned at once, not function by function
+            missing = ", ".join(name for name in names if name not in there)
+            message = f"{domain.name} has {', '.join(there)}, but not {missing} of the same slot"
+            remedy = f"pass --remove {there[0]} too, to add them as one device"
+            refuse("slot-split", domain.name, message, f"{remedy}; or pass --function-only")
         if len(names) == 1 or is_unassigned:
             placed.append(Placed(names, None))
             continue
@@ -228,14 +227,6 @@ def plan_removals(
     refuse_if_any([disk_diagnostic(domain, device) for device in disks], frozenset())
     devices = tuple(device for device in domain.hostdevs if device in gone)
     return Removals(devices, tuple(absent), tuple(_orphans(domain, devices)))
-
-
-def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
-    """Refuse to add functions of a device later than others: their place is assigned at once."""
-    missing = ", ".join(name for name in names if name not in there)
-    message = f"{domain.name} has {', '.join(there)}, but not {missing} of the same slot"
-    remedy = f"pass --remove {there[0]} too, to add them as one device; or pass --function-only"
-    refuse("slot-split", domain.name, message, remedy)
 
 
 def _companions(

@@ -59,9 +59,6 @@ def _is_multifunction(domain: Domain | None, hostdev: DomainHostdev) -> bool:
     return guest.multifunction or guest.function > 0 or len(others) > 1
 
 
-_NEW_PORT = "<controller type='pci' model='pcie-root-port'/>"
-
-
 def attach_diagnostics(
     host: HostSnapshot,
     hypervisor: Hypervisor,
@@ -70,7 +67,9 @@ def attach_diagnostics(
     items: Sequence[Attachment],
 ) -> Iterator[Diagnostic]:
     """All reasons against attaching these devices."""
-    is_hooked = _is_hooked(host, domain)
+    # the hook binds the devices of a domain that enables it before its next start
+    defined, has_hook = domain.defined, host.files.text(SCRIPT) is not None
+    is_hooked = defined is not None and defined.is_bound_by_hook and has_hook
     coming = {
         device.address
         for item in items
@@ -80,7 +79,15 @@ def attach_diagnostics(
     for item in items:
         yield from _part_diagnostics(domain, item)
         yield from _disk_diagnostics(domain, item)
-        yield from _vgpu_diagnostics(domain, item)
+        yield from without_groups(item.unit)
+        if item.scope.live and not item.is_active:
+            yield blocker(
+                "vgpu-inactive",
+                item.unit.vgpu_uuid,
+                f"vGPU {item.unit.vgpu_uuid} is defined but not active, and {domain.name} is "
+                "running",
+                f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
+            )
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, request, coming)
         yield from _held_elsewhere(host, hypervisor, domain, item, request)
@@ -97,14 +104,12 @@ def _space_diagnostics(
     host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
 ) -> Iterator[Diagnostic]:
     """Address space conflicts of a guest with an IOMMU, as it runs and as it is defined."""
-    found: dict[Diagnostic, None] = {}
-    if domain.running is not None:
-        coming = [item.unit for item in items if item.scope.live]
-        found.update(dict.fromkeys(space_diagnostics(host, domain.running, coming)))
-    if domain.defined is not None:
-        coming = [item.unit for item in items if item.scope.config]
-        found.update(dict.fromkeys(space_diagnostics(host, domain.defined, coming)))
-    yield from found
+    live = [item.unit for item in items if item.scope.live]
+    config = [item.unit for item in items if item.scope.config]
+    found: list[Diagnostic] = []
+    for side, coming in ((domain.running, live), (domain.defined, config)):
+        found += () if side is None else space_diagnostics(host, side, coming)
+    yield from dict.fromkeys(found)
 
 
 def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
@@ -177,17 +182,6 @@ def confidential(domain: KnownDomain, items: Sequence[Attachment]) -> str | None
     return next((launch.kind for launch in launches if launch.kind in FEATURES), None)
 
 
-def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
-    yield from without_groups(item.unit)
-    if item.scope.live and not item.is_active:
-        yield blocker(
-            "vgpu-inactive",
-            item.unit.vgpu_uuid,
-            f"vGPU {item.unit.vgpu_uuid} is defined but not active, and {domain.name} is running",
-            f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
-        )
-
-
 def _readiness(
     host: HostSnapshot,
     hypervisor: Hypervisor,
@@ -228,12 +222,6 @@ def _readiness(
             f"IOMMU group {device.iommu_group} also contains {names}",
             f"vfiomgr bind {device.address} --with-group (if the host does not need these devices)",
         )
-
-
-def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
-    """Whether the hook binds the devices of the domain before its next start."""
-    defined = domain.defined
-    return defined is not None and defined.is_bound_by_hook and host.files.text(SCRIPT) is not None
 
 
 def _vendor_diagnostics(
@@ -341,7 +329,8 @@ def _live_diagnostics(
             f"{domain.name} has {len(free) or 'no'} free root port"
             f"{'s' if len(free) > 1 else ''}, but {len(items)} needed while it runs",
             f"pass --config and restart {domain.name}: libvirt then adds one port; for more "
-            f"devices add {_NEW_PORT} to its <devices>, once per device",
+            "devices add <controller type='pci' model='pcie-root-port'/> to its <devices>, once "
+            "per device",
         )
 
 

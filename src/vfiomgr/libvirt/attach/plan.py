@@ -122,7 +122,17 @@ def plan_attach(
 
     """
     wanted = tuple(_units(host, request))
-    left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
+    # the part of the scope in which the domain does not have the entire device
+    left = [
+        replace(
+            unit,
+            scope=Scope(
+                live=unit.scope.live and not _has(domain.running, unit),
+                config=unit.scope.config and not _has(domain.defined, unit),
+            ),
+        )
+        for unit in wanted
+    ]
     items = _placed(domain, [unit for unit in left if unit.scope])
     refuse_if_any(attach_diagnostics(host, hypervisor, domain, request, items), frozenset())
     return AttachPlan(
@@ -150,37 +160,28 @@ def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
         yield Attachment(request.scope, unit, is_active=unit.vgpu not in defined)
 
 
-def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
-    """The part of the scope in which the domain does not have the entire device."""
-    return Scope(
-        live=unit.scope.live and not _has(domain.running, unit),
-        config=unit.scope.config and not _has(domain.defined, unit),
-    )
-
-
 def _has(domain: Domain | None, unit: Attachment) -> bool:
     return all(is_given(domain, name) for name in unit.names)
 
 
 def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
-    """Place several functions on a bus of their own; libvirt adds the port if it is new."""
+    """Place several functions on a bus of their own; libvirt adds the port if it is new.
+
+    libvirt places a single function itself.
+    """
     defined = domain.defined
     if defined is None or not is_express(defined):
         return list(units)
-    places = free_places(defined)
-    return [replace(unit, bus=_bus(defined, unit, places)) for unit in units]
-
-
-def _bus(
-    domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
-) -> int | None:
-    """The next bus, for several functions; libvirt places a single function itself."""
-    if len(unit.functions) <= 1:
-        return None
-    place, _ = next(places, (None, False))
-    if place is None:
-        refuse_full(domain, unit.names)
-    return place.bus
+    places, found = free_places(defined), []
+    for unit in units:
+        bus = None
+        if len(unit.functions) > 1:
+            place, _ = next(places, (None, False))
+            if place is None:
+                refuse_full(defined, unit.names)
+            bus = place.bus
+        found.append(replace(unit, bus=bus))
+    return found
 
 
 def _attach_notes(
@@ -228,7 +229,13 @@ def plan_detach(
 
     """
     wanted = dict.fromkeys(name for text in devices for name in _meant(domain, text, only=only))
-    items = [item for name in wanted if (item := _detachment(domain, name, scope)) is not None]
+    items = []
+    for name in wanted:
+        running = domain.running.hostdev(name) if domain.running and scope.live else None
+        defined = domain.defined.hostdev(name) if domain.defined and scope.config else None
+        if hostdev := running or defined:
+            there = Scope(live=running is not None, config=defined is not None)
+            items.append(Detachment(there, hostdev))
     refuse_if_any(detach_diagnostics(domain, items), frozenset())
     found = {item.hostdev.name for item in items}
     return DetachPlan(
@@ -265,27 +272,15 @@ def _companions(domain: KnownDomain, address: PciAddress) -> set[PciAddress]:
     for version in _versions(domain):
         own = version.hostdev(str(address))
         for other in version.hostdevs if own is not None else ():
-            same_slot = other.address is not None and other.address.slot == address.slot
-            if other.address and same_slot and own and _place(other) == _place(own):
+            if other.address is None or other.address.slot != address.slot or own is None:
+                continue
+            if (other.guest and other.guest.device) == (own.guest and own.guest.device):
                 found.add(other.address)
     return found - {address}
 
 
-def _place(hostdev: DomainHostdev) -> tuple[int, int, int] | None:
-    return None if hostdev.guest is None else hostdev.guest.device
-
-
 def _versions(domain: KnownDomain) -> list[Domain]:
     return [version for version in (domain.running, domain.defined) if version is not None]
-
-
-def _detachment(domain: KnownDomain, name: str, scope: Scope) -> Detachment | None:
-    running = domain.running.hostdev(name) if domain.running and scope.live else None
-    defined = domain.defined.hostdev(name) if domain.defined and scope.config else None
-    hostdev = running or defined
-    if hostdev is None:
-        return None
-    return Detachment(Scope(live=running is not None, config=defined is not None), hostdev)
 
 
 def _detach_notes(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[str]:

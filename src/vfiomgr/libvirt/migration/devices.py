@@ -34,11 +34,8 @@ CONDITIONS = {
     "virtio_vfio_pci": "the device must offer its state to the administration queue",
 }
 """Variant drivers that migrate virtual functions, and what else it depends on."""
-_DEBUGFS = "/sys/kernel/debug/vfio"
-_NVIDIA = "nvidia"
 _FIRST_KERNEL = Version(5, 18)
 """The first kernel with the interface of migration that QEMU 8.1 uses (VFIO_MIGRATION v2)."""
-_P2P = "p2p"
 
 
 class Migratability(Value):
@@ -62,7 +59,7 @@ class Migratability(Value):
     @property
     def has_p2p(self) -> bool | None:
         """Whether it can be one of several devices of a guest; None if unknown."""
-        return None if self.features is None else _P2P in self.features
+        return None if self.features is None else "p2p" in self.features
 
     def __str__(self) -> str:
         """`yes: mlx5_vfio_pci migrates it (stop-copy, p2p)`."""
@@ -103,7 +100,7 @@ def vgpu_migratability(host: HostSnapshot, vgpu: Vgpu) -> Migratability:
 
 
 def _as_shown(known: MigrationState, driver: str, link: str) -> Migratability:
-    place = f"{_DEBUGFS}/{known.name}"
+    place = f"/sys/kernel/debug/vfio/{known.name}"
     if known.state is None:
         shown = (link, f"{place}: no directory migration")
         return Migratability(is_possible=False, why=f"{driver} does not migrate it", evidence=shown)
@@ -169,20 +166,14 @@ def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     if not found.is_possible:
         return found
     remedy = f"vfiomgr bind {device.address} --driver {variant.driver_name}"
-    return Migratability(
-        is_possible=True,
-        why=found.why,
-        condition=found.condition,
-        remedy=remedy,
-        evidence=(link, variant.alias),
-    )
+    return replace(found, remedy=remedy, evidence=(link, variant.alias))
 
 
 def _of_vendor(host: HostSnapshot, driver: str | None, link: str) -> Migratability:
     if driver == "i915":
         why = "GVT-g does not migrate vGPUs (drivers/gpu/drm/i915/gvt/kvmgt.c)"
         return Migratability(is_possible=False, why=why, evidence=(link,))
-    if driver is None or _NVIDIA not in driver:
+    if driver is None or "nvidia" not in driver:
         why = f"{driver or 'its driver'} is not known to migrate devices, or not to"
         return Migratability(is_possible=None, why=why, evidence=(link,))
     kernel = host.kernel.version

@@ -14,14 +14,11 @@ from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version, format_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from vfiomgr.libvirt.migration.places import MigrationPlace
-    from vfiomgr.libvirt.model import Domain
+    from vfiomgr.libvirt.migration.plan import MigrationPlace
     from vfiomgr.libvirt.preflight.context import PreflightContext
-    from vfiomgr.pci.memory import NumaNode
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
 
 ACROSS_FAMILIES = Version(11, 0)
 """The libvirt that migrates a mediated device to a virtual function and back (its news)."""
@@ -128,7 +125,9 @@ def numa_nodes(pair: Comparison) -> Iterator[Diagnostic]:
     """
     nodes = pair.target.topology.nodes if pair.target.topology else ()
     domain = pair.context.domain
-    bound = _bound_nodes(domain, nodes)
+    pinned = frozenset[int]().union(*(cpus for _, cpus in domain.cpu.pins))
+    near = {node.number for node in nodes if not pinned.isdisjoint(node.cpus)}
+    bound = domain.memory.host_nodes or near
     far = []
     for place in pair.places:
         here = _numa_node(pair.context.host, place.device)
@@ -149,13 +148,6 @@ def numa_nodes(pair: Comparison) -> Iterator[Diagnostic]:
         "pass virsh migrate --xml (and --persistent-xml) a domain with <numatune> and <cputune> "
         f"for node {format_cpulist({there for _, _, there in far})}",
     )
-
-
-def _bound_nodes(domain: Domain, nodes: Iterable[NumaNode]) -> frozenset[int]:
-    """The nodes that a domain is bound to, by its memory or by its CPUs."""
-    pinned = frozenset[int]().union(*(cpus for _, cpus in domain.cpu.pins))
-    near = (node.number for node in nodes if not pinned.isdisjoint(node.cpus))
-    return domain.memory.host_nodes or frozenset(near)
 
 
 def _numa_node(host: HostSnapshot, name: str | None) -> int | None:
@@ -266,21 +258,17 @@ def families(pair: Comparison) -> Iterator[Diagnostic]:
             continue
         found = (_version(pair.here.libvirt) or pair.context.libvirt, _version(pair.there.libvirt))
         old = [version for version in found if version is not None and version < ACROSS_FAMILIES]
+        kinds = [("mediated device" if v.uuid else "virtual function") for v in (vgpu, other)]
         if old:
-            yield _families_apart(pair, vgpu, other, old[0])
-
-
-def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version) -> Diagnostic:
-    kinds = [("mediated device" if v.uuid else "virtual function") for v in (vgpu, other)]
-    return finding(
-        "migration-family",
-        "blocker",
-        f"{vgpu.name} is a {kinds[0]} here and a {kinds[1]} on {pair.name}",
-        (f"here: {vgpu}", f"{pair.name}: {other}", f"libvirt {libvirt}"),
-        f"libvirt before {ACROSS_FAMILIES} refuses the change",
-        f"install libvirt {ACROSS_FAMILIES} or later on both hosts",
-        subject=vgpu.name,
-    )
+            yield finding(
+                "migration-family",
+                "blocker",
+                f"{vgpu.name} is a {kinds[0]} here and a {kinds[1]} on {pair.name}",
+                (f"here: {vgpu}", f"{pair.name}: {other}", f"libvirt {old[0]}"),
+                f"libvirt before {ACROSS_FAMILIES} refuses the change",
+                f"install libvirt {ACROSS_FAMILIES} or later on both hosts",
+                subject=vgpu.name,
+            )
 
 
 def _not_checked(pair: Comparison) -> Iterator[str]:
