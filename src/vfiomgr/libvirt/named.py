@@ -15,13 +15,12 @@ from vfiomgr.guests.iommufd import NO_BACKEND, OTHER_KERNEL, has_iommu, with_iom
 from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest, GuestDevice
 from vfiomgr.guests.options import depends_on_qemu
 from vfiomgr.guests.waiting import note_unbound
-from vfiomgr.libvirt.backend import LibvirtBackend
+from vfiomgr.libvirt.backend import LibvirtBackend, choose_vfio_backend
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DomainOptions, request_of
 from vfiomgr.libvirt.versions import Versions
-from vfiomgr.libvirt.vfio_backend import choose
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE
@@ -85,7 +84,7 @@ def _backend(
         raise UsageError(message, "omit --no-iommufd")
     if asked is not None or only:
         return NO_BACKEND
-    backend = choose(host, seen, units, versions)
+    backend = choose_vfio_backend(host, seen, units, versions)
     if backend.why:
         host.on_note(backend.why)
     return backend

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of
 from vfiomgr.guests.model import AttachOptions, DeviceRequest, GuestAddress, GuestDevice
@@ -43,7 +43,17 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
         Refusal: the domain does not have the requested part, or cannot be read.
 
     """
-    refuse_if_any(_scope_diagnostics(domain, live=live, config=config), frozenset())
+    name = domain.name
+    if domain.is_unread:
+        refuse("domain-unread", name, unread_text(domain), how_to_read(domain))
+    if live and not domain.is_active:
+        remedy = f"omit --live, or start it: virsh start {domain.argument}"
+        refuse("domain-not-running", name, f"domain {name} is not running", remedy)
+    if config and not domain.is_persistent:
+        remedy = "pass only --live, or define it first: virsh define FILE"
+        refuse(
+            "domain-transient", name, f"domain {name} is transient: it has no definition", remedy
+        )
     if live or config:
         return Scope(live=live, config=config)
     return Scope(live=domain.is_active, config=domain.is_persistent)
@@ -95,20 +105,6 @@ class AttachPlan(Value):
     items: tuple[Attachment, ...]
     already: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def _scope_diagnostics(domain: KnownDomain, *, live: bool, config: bool) -> Iterator[Diagnostic]:
-    name = domain.name
-    if domain.is_unread:
-        yield blocker("domain-unread", name, unread_text(domain), how_to_read(domain))
-    elif live and not domain.is_active:
-        text = f"domain {name} is not running"
-        remedy = f"omit --live, or start it: virsh start {domain.argument}"
-        yield blocker("domain-not-running", name, text, remedy)
-    elif config and not domain.is_persistent:
-        text = f"domain {name} is transient: it has no definition"
-        remedy = "pass only --live, or define it first: virsh define FILE"
-        yield blocker("domain-transient", name, text, remedy)
 
 
 def plan_attach(
@@ -243,7 +239,11 @@ def plan_detach(
         already=tuple(
             f"{domain.name} does not have {name}" for name in wanted if name not in found
         ),
-        notes=tuple(_detach_notes(domain, items)),
+        notes=tuple(
+            f"{item.hostdev.name}: stays in the running guest until it is restarted"
+            for item in items
+            if domain.running and domain.running.hostdev(item.hostdev.name) and not item.scope.live
+        ),
     )
 
 
@@ -252,8 +252,8 @@ def _meant(domain: KnownDomain, text: str, *, only: bool) -> Iterator[str]:
 
     Without function 0 a guest would never find the others.
     """
-    hostdevs = [h for version in _versions(domain) for h in version.hostdevs]
-    known = {h.address for h in hostdevs if h.address is not None}
+    versions = [version for version in (domain.running, domain.defined) if version is not None]
+    known = {h.address for one in versions for h in one.hostdevs if h.address is not None}
     try:
         address = PciAddress.parse(text, known)
     except UsageError:
@@ -263,13 +263,13 @@ def _meant(domain: KnownDomain, text: str, *, only: bool) -> Iterator[str]:
         return
     yield str(address)
     if not only:
-        yield from map(str, sorted(_companions(domain, address)))
+        yield from map(str, sorted(_companions(versions, address)))
 
 
-def _companions(domain: KnownDomain, address: PciAddress) -> set[PciAddress]:
+def _companions(versions: Iterable[Domain], address: PciAddress) -> set[PciAddress]:
     """The other functions of the device that share its slot of the guest."""
     found = set()
-    for version in _versions(domain):
+    for version in versions:
         own = version.hostdev(str(address))
         for other in version.hostdevs if own is not None else ():
             if other.address is None or other.address.slot != address.slot or own is None:
@@ -277,14 +277,3 @@ def _companions(domain: KnownDomain, address: PciAddress) -> set[PciAddress]:
             if (other.guest and other.guest.device) == (own.guest and own.guest.device):
                 found.add(other.address)
     return found - {address}
-
-
-def _versions(domain: KnownDomain) -> list[Domain]:
-    return [version for version in (domain.running, domain.defined) if version is not None]
-
-
-def _detach_notes(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[str]:
-    for item in items:
-        running = domain.running.hostdev(item.hostdev.name) if domain.running else None
-        if running is not None and not item.scope.live:
-            yield f"{item.hostdev.name}: stays in the running guest until it is restarted"

@@ -67,18 +67,15 @@ def read_mdev(xml: str, state: MdevState) -> NodeMdev | None:
     kind = None if capability is None else capability.find("type")
     if uuid is None or kind is None:
         return None
+    parent = root.findtext("parent", "")
+    pci = _PCI.fullmatch(parent)
     return NodeMdev(
         name=root.findtext("name", ""),
         uuid=uuid.strip().lower(),
         type=kind.get("id", ""),
-        parent=_parent(root.findtext("parent", "")),
+        parent=f"{pci[1]}:{pci[2]}:{pci[3]}.{pci[4]}" if pci else parent,
         state=state,
     )
-
-
-def _parent(name: str) -> str:
-    found = _PCI.fullmatch(name)
-    return f"{found[1]}:{found[2]}:{found[3]}.{found[4]}" if found else name
 
 
 def find_mdev(mdevs: Iterable[NodeMdev], uuid: str) -> NodeMdev | None:

@@ -30,7 +30,6 @@ RELAXED_QEMU = Version(11, 0)
 REASONS_QEMU = Version(6, 0)
 """The QEMU whose query-migrate has blocked-reasons (qapi/migration.json)."""
 UNKNOWN = "migration-unknown"
-_OTHERS = "disks, networks and other devices: libvirt checks them"
 _BLOCKED = "QEMU refuses to migrate the guest"
 _TRACKS = "dirty-tracking"
 """Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
@@ -55,17 +54,14 @@ def devices(context: PreflightContext) -> Iterator[Diagnostic]:
     """Devices that cannot migrate, are not ready for it, or of which it is unknown."""
     for hostdev in staying(context):
         found = migratability(context, hostdev)
-        if hostdev.is_unassigned or found is None:
-            continue
-        judged = _judged(context, hostdev, found)
-        if judged is not None:
-            yield judged
+        if found is not None and not hostdev.is_unassigned:
+            yield from _judged(context, hostdev, found)
 
 
 def _judged(
     context: PreflightContext, hostdev: DomainHostdev, found: Migratability
-) -> Diagnostic | None:
-    """The finding about one device; None if it can migrate."""
+) -> Iterator[Diagnostic]:
+    """The finding about one device; none if it can migrate."""
     name = hostdev.name
     rule: str
     severity: Severity = "blocker"
@@ -87,9 +83,9 @@ def _judged(
         summary = f"{name} can migrate, with a condition: {found.condition}"
         why = "vfiomgr cannot see whether it is met"
     else:
-        return None
+        return
     evidence = (context.cite(hostdev), *found.evidence)
-    return finding(rule, severity, summary, evidence, why, remedy, subject=name)
+    yield finding(rule, severity, summary, evidence, why, remedy, subject=name)
 
 
 def several(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -261,7 +257,7 @@ def _unknown(context: PreflightContext) -> Iterator[str]:
 
 
 def _not_checked(context: PreflightContext) -> Iterator[str]:
-    yield _OTHERS
+    yield "disks, networks and other devices: libvirt checks them"
     is_running = context.itself is not None and context.itself.is_active
     if context.blocked_reasons is None and is_running:
         yield "whether QEMU of the running guest refuses: pass --ask-qemu (it taints the domain)"

@@ -47,6 +47,9 @@ class AssignedFunction(Value):
     hostdev: DomainHostdev
     device: PciDevice
 
+    is_of_vendor: bool = False
+    """Whether it is assigned to guests while on its vendor's driver."""
+
     @property
     def is_bound(self) -> bool:
         """Whether it is already on vfio-pci or a variant of it."""
@@ -107,7 +110,8 @@ class PreflightContext(Value, dict=True):
         for hostdev in self.hostdevs:
             device = self.host.device_named(hostdev.name) if hostdev.kind == "pci" else None
             if device is not None:
-                found.append(AssignedFunction(hostdev, device))
+                is_of_vendor = self.host.vgpus.is_vendor_function(device)
+                found.append(AssignedFunction(hostdev, device, is_of_vendor))
         return tuple(found)
 
     @cached_property
@@ -126,7 +130,7 @@ class PreflightContext(Value, dict=True):
         return tuple(
             taken
             for taken in self.functions
-            if not (taken.is_bound or taken.device.is_bridge or self.is_vendor_function(taken))
+            if not (taken.is_bound or taken.device.is_bridge or taken.is_of_vendor)
         )
 
     @cached_property
@@ -201,10 +205,6 @@ class PreflightContext(Value, dict=True):
     def times_taken(self) -> Counter[tuple[int, int, int]]:
         """How many devices use a place of the guest: bus, slot, function."""
         return Counter(map(place, self.domain.taken))
-
-    def is_vendor_function(self, taken: AssignedFunction) -> bool:
-        """Whether a function is assigned to guests while on its vendor's driver."""
-        return self.host.vgpus.is_vendor_function(taken.device)
 
     def uses_iommufd(self, hostdev: DomainHostdev) -> bool:
         """Whether QEMU gets iommufd for a device: its own setting precedes that of the domain."""

@@ -158,7 +158,7 @@ def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
 def managed_vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """A vGPU with the vendor's own interface exists only while it is on the vendor's driver."""
     for taken in context.functions:
-        if taken.hostdev.managed and context.is_vendor_function(taken):
+        if taken.hostdev.managed and taken.is_of_vendor:
             yield finding(
                 "managed-vendor-function",
                 "blocker",
@@ -178,7 +178,7 @@ def vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     if version is None or VENDOR_FUNCTION.is_in(version):
         return
     for taken in context.functions:
-        if not context.is_vendor_function(taken):
+        if not taken.is_of_vendor:
             continue
         yield finding(
             "vendor-function-old-libvirt",

@@ -233,7 +233,7 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
         name = str(taken.device.address)
         if name in context.hook_needs.vgpus:
             continue
-        if context.is_vendor_function(taken) and context.host.vgpus.named(name) is None:
+        if taken.is_of_vendor and context.host.vgpus.named(name) is None:
             yield finding(
                 "function-without-type",
                 "blocker",
