@@ -95,8 +95,9 @@ class Cut(NamedTuple):
     before: dict[str, str]
 
 
-_STRIDE = 1 if os.environ.get(EVERY_MOMENT_VARIABLE) else 2
-"""Of the operations that are tried: all of them with `make lab-faults`."""
+_STRIDE = 1 if os.environ.get(EVERY_MOMENT_VARIABLE) else 3
+"""Every third operation is tried, and all of them with `make lab-faults`; an odd number, so that
+operations that alternate are tried alike."""
 
 
 def is_even(at: int) -> bool:
@@ -151,7 +152,7 @@ class Course:
     def assert_all_faults_are_undone(self, *, late: bool) -> None:
         """A failure at any operation leaves everything as it was.
 
-        Each second operation is refused; the others, which are `late`, take effect and fail.
+        An operation is refused, or, where `late`, takes effect and fails.
         """
         failed = 0
         for at in self.operations()[late::_STRIDE] or self.operations():
@@ -169,7 +170,7 @@ class Course:
         """Recovery leads on to the end, and from there back, or back from any operation."""
         done = self.done()
         recovered = 0
-        for at, kernel, intent, before in self.cuts(every=_FINISHED if finish else 1):
+        for at, kernel, intent, before in self.cuts(every=_FINISHED if finish else _STRIDE):
             ended = api.recover(tree=kernel, finish=finish)
             recovered += len(ended)
             if not ended and finish:
@@ -194,8 +195,8 @@ class Course:
                 assert changes(self.whole.before, kept(kernel)) == {}, at
 
 
-_FINISHED = 3
-"""`recover --finish` is tried at every third operation: the same request is tried at each."""
+_FINISHED = _STRIDE + 2
+"""`recover --finish` is tried at fewer operations: it ends like the same request."""
 _WHOLES: dict[Callable[[Path], Course], Whole] = {}
 _MOST_WHOLES = 16
 """How many are kept: the tests of a course follow each other, and each of them is large."""
