@@ -47,6 +47,8 @@ class Option(Value):
     most: int | None = None
     choices: tuple[str, ...] = ()
     """The words to choose from, if the type does not name them."""
+    written: tuple[tuple[str, str], ...] = ()
+    """Words of the library, and how a person writes them."""
     any_case: bool = False
     """Whether the words may be written in capital or small letters."""
     complete: str = ""
@@ -73,6 +75,8 @@ class Keyword(Value):
     """Whether None is a value: for a flag, that the user leaves the choice."""
     is_multiple: bool
     choices: tuple[str, ...]
+    is_for_commands: bool
+    """Whether it is declared with an `Option`, or is only of the library."""
 
     @property
     def flag(self) -> str:
@@ -146,8 +150,8 @@ def negated(value: object) -> bool:
 def _keyword(name: str, hint: Any) -> Keyword:  # noqa: ANN401 - a type
     is_required = get_origin(hint) is Required
     (hint,) = get_args(hint) if is_required else (hint,)
-    option = Option()
-    if get_origin(hint) is Annotated:
+    option, is_for_commands = Option(), get_origin(hint) is Annotated
+    if is_for_commands:
         hint, option = get_args(hint)
     kinds = [hint]
     if get_origin(hint) in (Union, types.UnionType):
@@ -160,5 +164,13 @@ def _keyword(name: str, hint: Any) -> Keyword:  # noqa: ANN401 - a type
     if get_origin(kind) is Literal:
         choices = choices or get_args(kind)
         kind = str
-    known = cast("type", kind)
-    return Keyword(name, option, known, is_required, is_optional, is_multiple, choices)
+    return Keyword(
+        name=name,
+        option=option,
+        kind=cast("type", kind),
+        is_required=is_required,
+        is_optional=is_optional,
+        is_multiple=is_multiple,
+        choices=choices,
+        is_for_commands=is_for_commands,
+    )

@@ -169,7 +169,7 @@ def declared(declaration: type, *names: str) -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
         for name, keyword in reversed(list(keywords_of(declaration).items())):
-            if not names or name in names:
+            if name in names or (not names and keyword.is_for_commands):
                 command = _declared_option(keyword)(command)
         return command
 
@@ -195,9 +195,29 @@ def _declared_option(keyword: Keyword) -> Callable[[Any], Any]:
 
 def _declared_type(keyword: Keyword) -> Any:  # noqa: ANN401 - a type of click, or None
     option = keyword.option
+    if option.written:
+        return _WrittenChoice(keyword.choices, dict(option.written))
     if keyword.choices:
         return click.Choice(keyword.choices, case_sensitive=not option.any_case)
     return WholeNumber(option.least, option.most) if keyword.kind is int else None
+
+
+class _WrittenChoice(WordChoice):
+    """Words, some of which a person writes in another way."""
+
+    def __init__(self, words: Iterable[str], written: Mapping[str, str]) -> None:
+        super().__init__([written.get(word, word) for word in words])
+        self._words = {shown: word for word, shown in written.items()}
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as click has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """The word itself."""
+        shown = super().convert(value, param, ctx)
+        return self._words.get(shown, shown)
 
 
 def _complete_as(

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.oci import nodes as oci_nodes
+from vfiomgr.containers.oci.model import NodeForm
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of as guest_devices
-from vfiomgr.guests.model import DeviceRequest
+from vfiomgr.guests.model import HOST_FILE, DeviceRequest
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration, read_settings
@@ -23,6 +25,8 @@ from vfiomgr.kata.model import (
     CUDA_SAMPLE,
     DEFAULT_HANDLER,
     KataRelease,
+    KataRuntime,
+    KataVersion,
     handler_configuration,
     is_cdi_gpu,
     search_path,
@@ -35,7 +39,6 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.kata.facts import KataSettings
@@ -222,18 +225,52 @@ class KataRun(NamedTuple):
     settings: KataSettings | None
 
 
-def run_command(  # noqa: PLR0913 - each is an option of the command
-    source: HostSource,
-    *devices: str,
-    tool: Tool = "ctr",
-    version: str | None = None,
-    runtime: RuntimeName | None = None,
-    config: str | None = None,
-    image: str | None = None,
-    program: str | None = None,
-    node: NodeForm | None = None,
-    only: bool = False,
-) -> KataRun:
+class RunOptions(Keywords, total=False):
+    """How a container is started; every option may be omitted."""
+
+    tool: Annotated[
+        Tool,
+        Option("Use this tool to start the container.", flags=("--with",), default="ctr"),
+    ]
+    version: KataVersion
+    runtime: KataRuntime
+    config: Annotated[
+        str | None,
+        Option(
+            f"Use this Kata configuration.  [default: that of {DEFAULT_HANDLER}, if it exists]",
+            metavar="FILE",
+            complete=HOST_FILE,
+        ),
+    ]
+    image: Annotated[
+        str | None,
+        Option(
+            "Run this image.  [default: a CUDA sample for NVIDIA GPUs, else Ubuntu]",
+            metavar="IMAGE",
+        ),
+    ]
+    program: Annotated[
+        str | None,
+        Option(
+            "Run this command in the container, quoted as in a shell.",
+            flags=("--command",),
+            metavar="TEXT",
+        ),
+    ]
+    node: Annotated[
+        NodeForm | None,
+        Option(
+            "Use /dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6; default on a kernel without "
+            "VFIO groups).",
+        ),
+    ]
+    only: Annotated[
+        bool,
+        Option("Leave the other functions of the slot out.", flags=("--function-only",)),
+    ]
+
+
+def run_command(source: HostSource, *devices: str, **options: Unpack[RunOptions]) -> KataRun:
     """The command that starts a container in Kata with devices; `tell_of_run` prints its needs.
 
     `node` is by default `group`, and on a kernel without VFIO groups `cdev`.
@@ -243,6 +280,9 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
         Refusal: a device cannot be assigned to a container, or the tool cannot start Kata.
 
     """
+    fields = fields_of(RunOptions, options)
+    tool, version, runtime = fields["tool"], fields.get("version"), fields.get("runtime")
+    config, only = fields.get("config"), fields.get("only", False)
     installation = installation_of(source)
     is_known = bool(version or installation.version)
     release = kata_release(source, installation, version, runtime) if is_known else None
@@ -255,7 +295,7 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     for unit in units:
         refuse_mediated(host, unit.name)
     oci_nodes.refuse_noiommu(host, units)
-    node = node or oci_nodes.usual_form(host)
+    node = fields.get("node") or oci_nodes.usual_form(host)
     waiting = oci_nodes.waiting(host, units)
     if (node == "cdev" and waiting) or any(d.iommu_group is None for d in waiting):
         oci_nodes.refuse_unready(source.scan(), units)  # nobody knows the names of their nodes
@@ -265,8 +305,8 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
             tool=tool,
             name=_container_name(units[0]),
             nodes=tuple(dict.fromkeys(own)),
-            image=image or _usual_image(units),
-            command=_words(program),
+            image=fields.get("image") or _usual_image(units),
+            command=_words(fields.get("program")),
             config=config,
             docker_runtime=_docker_runtime(source) if tool == "docker" else None,
             release=release,

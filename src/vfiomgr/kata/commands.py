@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -11,10 +11,8 @@ from vfiomgr.cli.options import (
     FILES,
     READING,
     LazyGroup,
-    WordChoice,
-    function_only_option,
+    declared,
     session_options,
-    with_options,
 )
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_options
@@ -30,9 +28,9 @@ from vfiomgr.containers.runtimes.named import (
 )
 from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import UsageError, forbid_alone
-from vfiomgr.kata.command_lines import run_command, tell_of_run
+from vfiomgr.kata.command_lines import RunOptions, run_command, tell_of_run
 from vfiomgr.kata.completion import complete_entry
-from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration
+from vfiomgr.kata.model import DEFAULT_HANDLER, handler_configuration
 from vfiomgr.kata.named import configuration_of, require_handler, shim_of
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
@@ -40,8 +38,7 @@ from vfiomgr.snapshot.session import Session, pass_session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.containers.oci.model import NodeForm
-    from vfiomgr.kata.command_lines import RunCommand, Tool
+    from vfiomgr.kata.command_lines import RunCommand
 
 
 _COMMANDS = {
@@ -57,42 +54,6 @@ def kata() -> None:
 
     `vfiomgr runtime install --kata` adds a handler for Kata to a container runtime.
     """
-
-
-class _RuntimeType(WordChoice):
-    """Kata's runtime: `go` or `rust` (runtime-rs)."""
-
-    def __init__(self) -> None:
-        super().__init__(["go", "rust"])
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as click has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """The runtime, by the name that it has in Kata's own files."""
-        name = super().convert(value, param, ctx)
-        return {"rust": "rs"}.get(name, name)
-
-
-def release_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """Add the options for the release and the runtime of Kata."""
-    return with_options(
-        function,
-        click.option(
-            "--kata-version",
-            "version",
-            metavar="VERSION",
-            help="Use this release of Kata, e.g. 3.31.  [default: installed]",
-        ),
-        click.option(
-            "--kata-runtime",
-            "runtime",
-            type=_RuntimeType(),
-            help="Use Kata's Go or Rust runtime.  [default: installed; rust from 4.0]",
-        ),
-    )
 
 
 @click.command("install")
@@ -255,59 +216,14 @@ def _uninstalling(session: Session, name: str, place: PlaceOptions) -> str:
     return f"vfiomgr runtime uninstall {name}{chosen}"
 
 
-class _RunOptions(TypedDict):
-    """The options of `run_command`."""
-
-    tool: Tool
-    version: str | None
-    runtime: RuntimeName | None
-    config: str | None
-    image: str | None
-    program: str | None
-    node: NodeForm | None
-    only: bool
-
-
 @click.command("run-command")
 @click.argument(
     "devices", nargs=-1, required=True, metavar="ADDRESS...", shell_complete=complete_address
 )
-@click.option(
-    "--with",
-    "tool",
-    type=click.Choice(["ctr", "nerdctl", "docker"]),
-    default="ctr",
-    show_default=True,
-    help="Use this tool to start the container.",
-)
-@release_options
-@click.option(
-    "--config",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help=f"Use this Kata configuration.  [default: that of {DEFAULT_HANDLER}, if it exists]",
-)
-@click.option(
-    "--image",
-    metavar="IMAGE",
-    help="Run this image.  [default: a CUDA sample for NVIDIA GPUs, else Ubuntu]",
-)
-@click.option(
-    "--command",
-    "program",
-    metavar="TEXT",
-    help="Run this command in the container, quoted as in a shell.",
-)
-@click.option(
-    "--node",
-    type=click.Choice(["group", "cdev"]),
-    help="Use /dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6; default on a kernel without VFIO "
-    "groups).",
-)
-@function_only_option("Leave the other functions of the slot out.")
+@declared(RunOptions)
 @session_options(*READING)
 @pass_session
-def command(session: Session, *, devices: tuple[str, ...], **options: Unpack[_RunOptions]) -> None:
+def command(session: Session, *, devices: tuple[str, ...], **options: Unpack[RunOptions]) -> None:
     """Print a command that runs a Kata container with devices.
 
     The command is printed on stdout, notes on stderr. Nothing is started.

@@ -7,21 +7,18 @@ places; tomlkit cannot add to those.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.diagnostic import MOST_FINDINGS, refusal
 from vfiomgr.documents.text import Malformed, parse_toml, unsealed
-from vfiomgr.errors import (
-    InvalidDocument,
-    Refusal,
-    UsageError,
-    forbid_together,
-    require_choice,
-    require_known,
-)
+from vfiomgr.errors import InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.expressions import expression
+from vfiomgr.guests.model import HOST_FILE
 from vfiomgr.kata.check import CheckedFile, check_keys, check_one_by_one, check_together
 from vfiomgr.kata.explain.mediated import devices_named
 from vfiomgr.kata.facts import (
@@ -43,6 +40,8 @@ from vfiomgr.kata.model import (
     KataHypervisor,
     KataPlan,
     KataRequest,
+    KataRuntime,
+    KataVersion,
     KeyEntry,
     Plug,
     RuntimeName,
@@ -59,7 +58,7 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tomlkit import TOMLDocument
     from tomlkit.items import Table
@@ -96,31 +95,67 @@ class KataConfiguration(Value):
         return self.text
 
 
-class ConfigurationOptions(TypedDict, total=False):
+def split_words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+class ConfigurationOptions(Keywords, total=False):
     """What a configuration is for; every option may be omitted."""
 
-    version: str | None
-    """The release of Kata: `3.31`.  [the installed one]"""
-    runtime: RuntimeName | None
-    """`go` or `rs`."""
-    hypervisor: KataHypervisor
-    """`qemu` or `clh`.  [qemu]"""
-    plug: Plug | None
-    """`cold` or `hot`.  [cold if possible]"""
-    whole: str | None
-    """A configuration file, to get it with the changes instead of a drop-in."""
-    beside: str | None
-    """The configuration that a drop-in is for."""
-    memory: str | None
-    """The guest memory, with its unit: `16G`."""
-    firmware: str | None
-    """The OVMF of this Kata, a path on the host."""
-    pod_resources: bool | None
-    """Ask the kubelet for a pod's devices.  [if possible]"""
-    annotations: Iterable[str]
-    """Hypervisor annotations that pods may use."""
-    kernel_params: str | None
-    """Arguments for the guest kernel, added to those of the configuration."""
+    version: KataVersion
+    runtime: KataRuntime
+    hypervisor: Annotated[
+        KataHypervisor, Option("Configure QEMU or Cloud Hypervisor.", default="qemu")
+    ]
+    plug: Annotated[
+        Plug | None,
+        Option("Plug devices before the guest starts or later.  [default: cold if possible]"),
+    ]
+    whole: Annotated[
+        str | None,
+        Option(
+            "Print this configuration with the changes, not a drop-in.",
+            metavar="BASE",
+            complete=HOST_FILE,
+        ),
+    ]
+    beside: Annotated[
+        str | None,
+        Option(
+            "Write a drop-in for this configuration.  [default: Kata's default]",
+            metavar="FILE",
+            complete=HOST_FILE,
+        ),
+    ]
+    memory: Annotated[
+        str | None,
+        Option(
+            "Set default_memory, e.g. 16G.  [default: 8G for GPUs]",
+            metavar="SIZE",
+            field="memory_mib",
+            parse=partial(guest_mebibytes, "--memory"),
+        ),
+    ]
+    firmware: Annotated[
+        str | None,
+        Option("Set the OVMF of this Kata, for large BARs.", metavar="FILE", complete=HOST_FILE),
+    ]
+    pod_resources: Annotated[
+        bool | None,
+        Option(
+            "Ask the kubelet for a pod's devices.  [default: if possible]",
+            field="has_pod_resources",
+        ),
+    ]
+    annotations: Annotated[
+        Iterable[str],
+        Option("Allow pods to use these hypervisor annotations.", metavar="NAME[,NAME…]"),
+    ]
+    kernel_params: Annotated[
+        str | None,
+        Option("Add arguments for the guest kernel.", metavar="TEXT", parse=split_words),
+    ]
 
 
 def configuration(
@@ -138,7 +173,6 @@ def configuration(
         Refusal: this Kata does not support it, or a device cannot be assigned.
 
     """
-    require_known(options, ConfigurationOptions)
     made = planned_configuration(host, map(str, devices), options)
     tell_of_devices(host, made)
     return made
@@ -148,16 +182,14 @@ def planned_configuration(
     host: HostSource, names: Iterable[str], said: ConfigurationOptions, *, is_verbose: bool = False
 ) -> KataConfiguration:
     """Like `configuration`, but without the notes of `tell_of_devices`."""
-    whole, beside = said.get("whole"), said.get("beside")
-    runtime, hypervisor = said.get("runtime"), said.get("hypervisor", "qemu")
-    plug, memory = said.get("plug"), said.get("memory")
+    fields = fields_of(ConfigurationOptions, said)
+    whole, beside = fields.pop("whole", None), fields.pop("beside", None)
+    runtime, version = fields.pop("runtime", None), fields.pop("version", None)
+    hypervisor = fields["hypervisor"]
     if whole is not None and beside is not None:
         forbid_together(
             "--whole", "--beside", "a complete configuration does not use vfiomgr's drop-in"
         )
-    require_choice("--kata-runtime", runtime, get_args(RuntimeName))
-    require_choice("--hypervisor", hypervisor, get_args(KataHypervisor))
-    require_choice("--plug", plug, get_args(Plug))
     seen = host.scan()
     slots = (seen.slot(device) for device in devices_named(seen, names))
     asked = tuple({d.address: d for slot in slots for d in slot}.values())
@@ -166,19 +198,12 @@ def planned_configuration(
     named_file = whole or beside
     base = named_base(host, named_file, hypervisor, runtime) if named_file else None
     runtime = base.settings.runtime if base is not None else runtime
-    release = kata_release(host, installation, said.get("version"), runtime)
+    release = kata_release(host, installation, version, runtime)
     base = base or found_base(host, installation, release, hypervisor)
-    request = KataRequest(
-        release=release,
-        functions=asked or bound,
-        hypervisor=hypervisor,
-        plug=plug,
-        memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
-        firmware=_firmware(host, said.get("firmware")),
-        has_pod_resources=said.get("pod_resources"),
-        annotations=tuple(filter(str.strip, ",".join(said.get("annotations", ())).split(","))),
-        kernel_params=tuple((said.get("kernel_params") or "").split()),
-    )
+    fields["firmware"] = _firmware(host, fields.get("firmware"))
+    patterns = ",".join(fields.pop("annotations", ())).split(",")
+    fields["annotations"] = tuple(filter(str.strip, patterns))
+    request = KataRequest(release=release, functions=asked or bound, **fields)
     if host.snapshot is None:
         kubelets = (root for root in KUBELET_ROOTS.values() if host.tree.exists(root))
         request = replace(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vfiomgr.cli.keywords import Option
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 
 
 RuntimeName = Literal["go", "rs"]
+KataVersion = Annotated[
+    str | None,
+    Option(
+        "Use this release of Kata, e.g. 3.31.  [default: installed]",
+        flags=("--kata-version",),
+        metavar="VERSION",
+    ),
+]
+KataRuntime = Annotated[
+    RuntimeName | None,
+    Option(
+        "Use Kata's Go or Rust runtime.  [default: installed; rust from 4.0]",
+        flags=("--kata-runtime",),
+        written=(("rs", "rust"),),
+    ),
+]
 """The shim in Go (src/runtime) or in Rust (src/runtime-rs)."""
 PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
 """Where a VFIO device is plugged (PCIePort in src/runtime/pkg/device/config/config.go)."""

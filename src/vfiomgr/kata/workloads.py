@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.containers.cdi.model import PGPU, generating
@@ -45,6 +46,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.kata.kubernetes import Workload
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -106,21 +108,67 @@ Offered = dict[str, tuple[PodDevice, ...]]
 """Devices by the resource, or by the CEL expression, that requests them."""
 
 
-def pods(  # noqa: PLR0913 - each is an option of the command
-    source: HostSource,
-    *addresses: str,
-    deployment: bool = False,
-    name: str = "gpu",
-    namespace: str | None = None,
-    runtime_class: str = DEFAULT_HANDLER,
-    image: str | None = None,
-    resource: str | None = None,
-    naming: Naming = "agent",
-    count: int | None = None,
-    memory: str = "16G",
-    cpus: int = 4,
-    dra: bool = False,
-    kubevirt: bool = False,
+class PodKeywords(Keywords, total=False):
+    """What pods are like; every option may be omitted."""
+
+    deployment: Annotated[bool, Option("Print a Deployment that keeps one such pod running.")]
+    name: Annotated[str, Option("Set the name of the pod.", metavar="NAME", default="gpu")]
+    namespace: Annotated[str | None, Option("Set the namespace.", metavar="NAME")]
+    runtime_class: Annotated[
+        str,
+        Option(
+            "Use this RuntimeClass.",
+            metavar="NAME",
+            default=DEFAULT_HANDLER,
+            complete="kata.completion:complete_handler",
+        ),
+    ]
+    image: Annotated[
+        str | None,
+        Option("Run this image.  [default: a sample that needs a GPU]", metavar="IMAGE"),
+    ]
+    resource: Annotated[
+        str | None,
+        Option(
+            "Request this device plugin resource; overrides --naming.",
+            metavar="DOMAIN/NAME",
+            complete="containers.cdi.completion:complete_cdi_kind",
+        ),
+    ]
+    naming: Annotated[
+        Naming,
+        Option(
+            "Name the resource like vfiomgr's node agent, kubevirt-gpu-device-plugin (model) or "
+            "sandbox-device-plugin (pgpu).",
+            default="agent",
+        ),
+    ]
+    dra: Annotated[
+        bool, Option("Request devices by a ResourceClaimTemplate (DRA) instead of a resource.")
+    ]
+    kubevirt: Annotated[bool, Option("Print a KubeVirt VirtualMachine instead of a pod.")]
+    count: Annotated[
+        int | None,
+        Option(
+            "Request this many devices.  [default: as many as ADDRESSES, else 1]",
+            metavar="N",
+            least=1,
+            most=16,
+        ),
+    ]
+    memory: Annotated[
+        str,
+        Option(
+            "Limit container memory; a Kata VM adds default_memory.", metavar="SIZE", default="16G"
+        ),
+    ]
+    cpus: Annotated[
+        int, Option("Limit the CPUs of the container.", metavar="COUNT", default=4, least=1)
+    ]
+
+
+def pods(
+    source: HostSource, *addresses: str, **options: Unpack[PodKeywords]
 ) -> tuple[PodRequest, ...]:
     """Pods with devices for their VMs: those of `addresses`, or one pod for each resource.
 
@@ -134,6 +182,10 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         Refusal: a bridge or a mediated device was named.
 
     """
+    fields = fields_of(PodKeywords, options)
+    namespace, image = fields.get("namespace"), fields.get("image")
+    resource, naming = fields.get("resource"), fields["naming"]
+    dra = fields.get("dra", False)
     host = source.scan()
     if source.snapshot is None:
         host = replace(host, users=replace(host.users, agent=find_status(source.tree)))
@@ -145,21 +197,22 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         offered = selections(units) or {"": ()}
     else:
         offered = {resource: units} if resource else offers(units, naming, _names(host, units))
-    template = PodRequest(
-        kind="VirtualMachine" if kubevirt else "Deployment" if deployment else "Pod",
-        name=require_label("--name", name),
+    kind: Workload = "Deployment" if fields.get("deployment") else "Pod"
+    wanted = PodRequest(
+        kind="VirtualMachine" if fields.get("kubevirt") else kind,
+        name=require_label("--name", fields["name"]),
         namespace=None if namespace is None else require_label("--namespace", namespace),
-        runtime_class=require_subdomain("--runtime-class", runtime_class),
+        runtime_class=require_subdomain("--runtime-class", fields["runtime_class"]),
         image="" if image is None else require_image("--image", image),
-        memory_mib=_limit(memory),
-        cpus=cpus,
+        memory_mib=_limit(fields["memory"]),
+        cpus=fields["cpus"],
         by_claim=by_claim,
         selector=selection_of(resource, units) if dra and resource else "",
     )
     offered = offered or {_resource_of_none(naming): ()}
-    wanted = pods_for(offered, template, count, together=bool(addresses))
-    _tell(source, host, offered, wanted)
-    return wanted
+    found = pods_for(offered, wanted, fields.get("count"), together=bool(addresses))
+    _tell(source, host, offered, found)
+    return found
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -12,14 +12,22 @@ from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
     allow_option,
-    function_only_option,
+    declared,
     session_options,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.engine.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.errors import UsageError, forbid_alone
-from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.passthrough.named import (
+    Bind,
+    BindOptions,
+    Reset,
+    Unbind,
+    UnbindOptions,
+    is_kept,
+    moved_functions,
+)
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
@@ -33,8 +41,6 @@ from vfiomgr.persistence.steps import (
 from vfiomgr.snapshot.completion import (
     complete_address,
     complete_assignable,
-    complete_owner,
-    complete_vfio_driver,
 )
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted, is_uuid
@@ -89,29 +95,7 @@ def _refuse_name(text: str) -> None:
 @click.command("bind")
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_assignable)
 @_match_option
-@click.option(
-    "--driver",
-    metavar="NAME",
-    shell_complete=complete_vfio_driver,
-    help="Set the VFIO driver.  [default: best match or vfio-pci]",
-)
-@function_only_option("Do not bind the other functions of the slot.")
-@click.option("--with-group", is_flag=True, help="Bind all devices of the IOMMU group.")
-@allow_option(*OVERRIDES)
-@click.option(
-    "--reset-method",
-    type=click.Choice(RESET_METHODS),
-    help="Use only this reset method until unbind.",
-)
-@click.option("--no-d3cold", is_flag=True, help="Forbid D3cold until unbind.")
-@click.option("--persist", is_flag=True, help="Bind again at each boot and hot-plug.")
-@click.option("--at-boot", is_flag=True, help="Like --persist, but only from the next boot on.")
-@click.option(
-    "--owner",
-    metavar="USER[:GROUP]",
-    shell_complete=complete_owner,
-    help="Set the owner of the VFIO nodes.",
-)
+@declared(BindOptions)
 @click.option(
     "--driverctl", is_flag=True, help="With --persist: import the VFIO entries of driverctl."
 )
@@ -123,17 +107,8 @@ def bind(
     *,
     addresses: tuple[str, ...],
     match: str | None,
-    driver: str | None,
-    only: bool,
-    with_group: bool,
-    allow: tuple[Override, ...],
-    reset_method: ResetMethod | None,
-    no_d3cold: bool,
-    persist: bool,
-    at_boot: bool,
-    owner: str | None,
     driverctl: bool,
-    update_initramfs: bool,
+    **options: Unpack[BindOptions],
 ) -> None:
     """Bind devices to vfio-pci for passthrough.
 
@@ -160,25 +135,15 @@ def bind(
       vfiomgr bind --persist --driverctl --dry-run
     """
     if driverctl:
-        settings = (driver, only, with_group, allow, reset_method, no_d3cold, at_boot, owner)
-        _require_import(is_alone=not any((addresses, match, *settings)), persist=persist)
-        import_driverctl(session, update_initramfs=update_initramfs)
+        also = {"persist", "update_initramfs"}
+        others = [value for name, value in options.items() if name not in also]
+        is_alone = not any((addresses, match, *others))
+        _require_import(is_alone=is_alone, persist=options["persist"])
+        import_driverctl(session, update_initramfs=options["update_initramfs"])
         return
     addresses = _chosen(session, addresses, match)
-    request = Bind(
-        *addresses,
-        driver=driver,
-        only=only,
-        with_group=with_group,
-        allow=allow,
-        reset_method=reset_method,
-        no_d3cold=no_d3cold,
-        persist=persist,
-        at_boot=at_boot,
-        owner=owner,
-        update_initramfs=update_initramfs,
-    ).request(session)
-    outcome = _move(session, request, addresses, allow)
+    request = Bind(*addresses, **options).request(session)
+    outcome = _move(session, request, addresses, options["allow"])
     if outcome is not None and outcome.is_changed and session.format == "table":
         _tell_undo(session, request)
 
@@ -204,10 +169,7 @@ def _require_import(*, is_alone: bool, persist: bool) -> None:
 @click.command("unbind")
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
 @_match_option
-@function_only_option("Do not unbind the other functions of the slot.")
-@click.option("--with-group", is_flag=True, help="Unbind all devices of the IOMMU group.")
-@allow_option("in-use", text="Try even if a guest uses the device (see --timeout).")
-@click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
+@declared(UnbindOptions)
 @click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
 @click.option(
     "--all", "every", is_flag=True, help="With --forget-only: all except those of a layout."
@@ -220,13 +182,9 @@ def unbind(
     *,
     addresses: tuple[str, ...],
     match: str | None,
-    only: bool,
-    with_group: bool,
-    allow: tuple[Override, ...],
-    forget: bool,
     forget_only: bool,
     every: bool,
-    update_initramfs: bool,
+    **options: Unpack[UnbindOptions],
 ) -> None:
     """Return devices to their original drivers.
 
@@ -242,7 +200,8 @@ def unbind(
       vfiomgr unbind --forget-only --all
     """
     if forget_only:
-        if match or only or with_group or allow or forget:
+        update_initramfs = options.pop("update_initramfs")
+        if match or any(options.values()):
             message = "--forget-only only removes rules; it takes addresses, or --all"
             raise UsageError(message, "e.g. vfiomgr unbind 0000:04:00.0 --forget-only")
         remove_rules(session, addresses, every=every, update_initramfs=update_initramfs)
@@ -250,22 +209,15 @@ def unbind(
     if every:
         forbid_alone("--all", "--forget-only", "devices are unbound by address")
     addresses = _chosen(session, addresses, match)
-    request = Unbind(
-        *addresses,
-        only=only,
-        with_group=with_group,
-        allow=allow,
-        forget=forget,
-        update_initramfs=update_initramfs,
-    ).request(session)
-    _move(session, request, addresses, allow)
+    request = Unbind(*addresses, **options).request(session)
+    _move(session, request, addresses, options["allow"])
 
 
 def _move(
     session: Session,
     request: steps.Bind | steps.Unbind,
     named: Iterable[str],
-    allow: tuple[Override, ...],
+    allow: Iterable[Override],
 ) -> Outcome | None:
     """Bind or unbind functions, and print where they are now, and which files changed."""
     if allow:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from vfiomgr.diagnostic import OVERRIDES
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
+from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import (
     UsageError,
     chosen,
@@ -17,7 +19,7 @@ from vfiomgr.host.owners import find_owner
 from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
-from vfiomgr.pci.capabilities import RESET_METHODS
+from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver, pci_device
@@ -26,36 +28,44 @@ from vfiomgr.persistence.named import program_for_units
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
-    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.snapshot.source import HostSource
 
 
-class BindOptions(TypedDict, total=False):
+class BindOptions(Keywords, total=False):
     """Options of Bind; all are optional."""
 
-    driver: str | None
-    """The VFIO driver; None for the matching variant driver of each function, or vfio-pci."""
-    only: bool
-    """Do not bind the other functions of the slot."""
-    with_group: bool
-    """Bind all devices of the IOMMU group."""
-    allow: Iterable[Override]
-    """Safety checks to override; the error message names them."""
-    reset_method: ResetMethod | None
-    """Use only this reset method for the named functions until unbind."""
-    no_d3cold: bool
-    """Forbid D3cold until unbind."""
-    persist: bool
-    """Bind them again at each boot and hot-plug."""
-    at_boot: bool
-    """Like `persist`, but the devices keep their drivers until the next boot."""
-    owner: str | None
-    """The owner of the VFIO nodes: USER or USER:GROUP, by name or number."""
+    driver: Annotated[
+        str | None,
+        Option(
+            "Set the VFIO driver.  [default: best match or vfio-pci]",
+            metavar="NAME",
+            complete="snapshot.completion:complete_vfio_driver",
+        ),
+    ]
+    only: Annotated[
+        bool,
+        Option("Do not bind the other functions of the slot.", flags=("--function-only",)),
+    ]
+    with_group: Annotated[bool, Option("Bind all devices of the IOMMU group.")]
+    allow: Annotated[
+        Iterable[Override], Option("Override a safety check (the error message names it).")
+    ]
+    reset_method: Annotated[ResetMethod | None, Option("Use only this reset method until unbind.")]
+    no_d3cold: Annotated[bool, Option("Forbid D3cold until unbind.")]
+    persist: Annotated[bool, Option("Bind again at each boot and hot-plug.")]
+    at_boot: Annotated[bool, Option("Like --persist, but only from the next boot on.")]
+    owner: Annotated[
+        str | None,
+        Option(
+            "Set the owner of the VFIO nodes.",
+            metavar="USER[:GROUP]",
+            complete="snapshot.completion:complete_owner",
+        ),
+    ]
     update_initramfs: bool
     """With `persist`: rebuild the initramfs if its udev rules change (minutes)."""
 
@@ -77,40 +87,37 @@ class Bind:
                 service runs.
 
         """
-        said = self.options
-        _refuse_contradictions(said)
-        if said.get("at_boot"):
+        fields = fields_of(BindOptions, self.options)
+        _refuse_contradictions(fields)
+        if fields.get("at_boot"):
             for option in ("reset_method", "no_d3cold"):
-                if said.get(option):
+                if fields.get(option):
                     words = f"--{option.replace('_', '-')}"
                     forbid_together("--at-boot", words, "no udev rule can set it")
-            said = {**said, "persist": True}
-        if said.get("update_initramfs") and not said.get("persist"):
+            fields["persist"] = True
+        if fields.get("update_initramfs") and not fields.get("persist"):
             forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
-        require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)
-        allow = chosen("--allow", said.get("allow", ()), OVERRIDES)
         addresses = _addresses(host, self.devices)
-        owner = said.get("owner")
-        tree = host.tree if owner is not None and host.snapshot is None else None
-        resolved: dict[str, Any] = {
-            "allow": allow,
-            "owner": None if owner is None else find_owner(tree, owner),
-            "program": program_for_units(host) if said.get("persist") else None,
-        }
-        return passthrough_steps.Bind(addresses, **{**said, **resolved})
+        if "owner" in fields:
+            tree = host.tree if host.snapshot is None else None
+            fields["owner"] = find_owner(tree, fields["owner"])
+        program = program_for_units(host) if fields.get("persist") else None
+        return passthrough_steps.Bind(addresses, program=program, **fields)
 
 
-class UnbindOptions(TypedDict, total=False):
+class UnbindOptions(Keywords, total=False):
     """Options of Unbind; all are optional."""
 
-    only: bool
-    """Do not unbind the other functions of the slot."""
-    with_group: bool
-    """Unbind all devices of the IOMMU group."""
-    allow: Iterable[Override]
-    """`in-use`: try even if a guest uses the device, until the deadline."""
-    forget: bool
-    """Also remove the rules of `persist`."""
+    only: Annotated[
+        bool,
+        Option("Do not unbind the other functions of the slot.", flags=("--function-only",)),
+    ]
+    with_group: Annotated[bool, Option("Unbind all devices of the IOMMU group.")]
+    allow: Annotated[
+        Iterable[Override],
+        Option("Try even if a guest uses the device (see --timeout).", choices=("in-use",)),
+    ]
+    forget: Annotated[bool, Option("Also remove the rules of bind --persist.")]
     update_initramfs: bool
     """With `forget`: rebuild the initramfs if its udev rules change (minutes)."""
 
@@ -130,13 +137,11 @@ class Unbind:
             UsageError: an address cannot be read, or options contradict each other.
 
         """
-        said = self.options
-        _refuse_contradictions(said)
-        if said.get("update_initramfs") and not said.get("forget"):
+        fields = fields_of(UnbindOptions, self.options)
+        _refuse_contradictions(fields)
+        if fields.get("update_initramfs") and not fields.get("forget"):
             forbid_alone("--update-initramfs", "--forget", "no udev rule changes")
-        resolved: dict[str, Any] = {"allow": chosen("--allow", said.get("allow", ()), ("in-use",))}
-        addresses = _addresses(host, self.devices)
-        return passthrough_steps.Unbind(addresses, **{**said, **resolved})
+        return passthrough_steps.Unbind(_addresses(host, self.devices), **fields)
 
 
 class Reset:
@@ -228,7 +233,7 @@ def _addresses(host: HostSource, devices: tuple[str | PciAddress, ...]) -> tuple
     return host.addresses(devices)
 
 
-def _refuse_contradictions(said: BindOptions | UnbindOptions) -> None:
-    if said.get("only") and said.get("with_group"):
+def _refuse_contradictions(fields: Mapping[str, object]) -> None:
+    if fields.get("only") and fields.get("with_group"):
         why = "one excludes functions of the slot, the other includes all of the group"
         forbid_together("--function-only", "--with-group", why)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import click
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
     WholeNumber,
+    declared,
     session_options,
-    with_options,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import cut, wrapped
@@ -31,15 +32,13 @@ from vfiomgr.sriov.steps import (
 from vfiomgr.units import MIB, mebibytes
 from vfiomgr.vgpu.commands.quotas import quota_items
 from vfiomgr.vgpu.mig.steps import RunSriovManage
-from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
+from vfiomgr.vgpu.quota.model import Priority, VfQuota, in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.quota.model import GpuQuotas, Priority
+    from vfiomgr.vgpu.quota.model import GpuQuotas
 
 
 _QUOTA_HEADINGS = (
@@ -56,39 +55,44 @@ _MOST_VECTORS = 1 << 11
 """The Table Size of MSI-X has 11 bits."""
 
 
-def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the quota options to a command."""
-    return with_options(
-        command,
-        click.option("--vf-memory", metavar="SIZE", help="Set the GPU memory of each VF, e.g. 4G."),
-        click.option(
-            "--exec-quantum",
-            type=WholeNumber(0, _LARGEST),
+class QuotaOptions(Keywords, total=False):
+    """The quotas of virtual functions; all are optional."""
+
+    vf_memory: Annotated[
+        str | None,
+        Option("Set the GPU memory of each VF, e.g. 4G.", metavar="SIZE", field="memory"),
+    ]
+    exec_quantum: Annotated[
+        int | None,
+        Option(
+            "Set the time slice of each VF (0: no limit).",
             metavar="MS",
-            help="Set the time slice of each VF (0: no limit).",
+            least=0,
+            most=_LARGEST,
+            field="exec_quantum_ms",
         ),
-        click.option(
-            "--preempt-timeout",
-            type=WholeNumber(0, _LARGEST),
+    ]
+    preempt_timeout: Annotated[
+        int | None,
+        Option(
+            "Set the preemption timeout of each VF (0: no limit).",
             metavar="US",
-            help="Set the preemption timeout of each VF (0: no limit).",
+            least=0,
+            most=_LARGEST,
+            field="preempt_timeout_us",
         ),
-        click.option(
-            "--priority", type=click.Choice(PRIORITIES), help="Set the priority of all VFs."
-        ),
-    )
+    ]
+    priority: Annotated[
+        Priority | None, Option("Set the priority of all VFs.", field="sched_priority")
+    ]
 
 
-def share_of(
-    vf_memory: str | None,
-    exec_quantum: int | None,
-    preempt_timeout: int | None,
-    priority: Priority | None,
-) -> VfQuota | None:
+def share_of(options: QuotaOptions) -> VfQuota | None:
     """The quota of the options; None if no option is given."""
-    memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * MIB
-    share = VfQuota(memory, exec_quantum, preempt_timeout, priority)
-    return share if share.quantities else None
+    fields = fields_of(QuotaOptions, options)
+    if "memory" in fields:
+        fields["memory"] = mebibytes("--vf-memory", fields["memory"]) * MIB
+    return VfQuota(**fields) if fields else None
 
 
 def _change(
@@ -251,7 +255,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
     metavar="N",
     help="Set the MSI-X vectors of each VF.",
 )
-@share_options
+@declared(QuotaOptions)
 @click.option("--physical", is_flag=True, help="Change the quotas of the physical function itself.")
 @session_options(*CHANGING)
 @pass_session
@@ -262,11 +266,8 @@ def set_count(
     count: int | None,
     autoprobe: bool,
     vf_msix: int | None,
-    vf_memory: str | None,
-    exec_quantum: int | None,
-    preempt_timeout: int | None,
-    priority: Priority | None,
     physical: bool,
+    **quotas: Unpack[QuotaOptions],
 ) -> None:
     """Set virtual functions (0 removes all), their vectors, or quotas.
 
@@ -294,7 +295,7 @@ def set_count(
       vfiomgr sriov set 05:00.0 4 --vf-msix 33 --dry-run
       vfiomgr sriov set 05:10.0 --vf-msix 65 --dry-run
     """
-    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
+    share = share_of(quotas)
     chosen = session.address(address)
     if count is None:
         if autoprobe:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import uuid as uuids
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.engine.run import Outcome
-from vfiomgr.errors import UsageError, chosen, require_choice, require_known, require_whole
+from vfiomgr.errors import UsageError, chosen, require_known
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import mebibytes
@@ -28,25 +30,62 @@ class VgpuOutcome(Outcome):
     names: tuple[str, ...] = ()
 
 
-class VgpuOptions(TypedDict, total=False):
+class VgpuOptions(Keywords, total=False):
     """Options of CreateVgpu; one of type, framebuffer, series and heads is required."""
 
-    type: str | None
-    """The type by ID, number or name: `A40-4Q`, `nvidia-754`, `754`."""
-    framebuffer: str | None
-    """The minimum memory, with unit: `6G`, `6144M`; the smallest matching type is used."""
-    series: Literal["A", "B", "C", "Q"] | str | None  # noqa: PYI051 - in either case of letters
-    """NVIDIA's series: A(pplications), B(usiness), C(ompute), Q(uadro)."""
-    heads: int | None
-    """The minimum number of displays."""
-    count: int
-    """How many vGPUs to create, all or none.  [1]"""
-    parent: str | None
-    """The GPU or virtual function to use."""
-    numa_node: int | None
-    """The NUMA node of the GPU."""
-    strategy: vgpu_steps.Strategy
-    """Fill one GPU after the other (`pack`), or spread evenly (`spread`).  [pack]"""
+    type: Annotated[
+        str | None,
+        Option(
+            "Type by ID, number or name (A10-4Q).",
+            metavar="TYPE",
+            complete="vgpu.completion:complete_type",
+        ),
+    ]
+    framebuffer: Annotated[
+        str | None,
+        Option(
+            "Require at least this memory, e.g. 6G.",
+            metavar="SIZE",
+            parse=partial(mebibytes, "--framebuffer"),
+        ),
+    ]
+    series: Annotated[
+        Literal["A", "B", "C", "Q"] | str | None,  # noqa: PYI051 - in either case of letters
+        Option(
+            "NVIDIA series: A(pps), B(usiness), C(ompute), Q(uadro).",
+            metavar="[A|B|C|Q]",
+            any_case=True,
+        ),
+    ]
+    heads: Annotated[int | None, Option("Require at least N displays.", metavar="N", least=1)]
+    count: Annotated[
+        int,
+        Option(
+            "Create N vGPUs, all or none.", metavar="N", default=1, shows_default=False, least=1
+        ),
+    ]
+    parent: Annotated[
+        str | None,
+        Option(
+            "Use this GPU or virtual function.",
+            metavar="DEVICE",
+            complete="vgpu.completion:complete_parent",
+        ),
+    ]
+    numa_node: Annotated[
+        int | None,
+        Option(
+            "Use a GPU of this NUMA node.",
+            flags=("--numa",),
+            metavar="NODE",
+            least=0,
+            complete="snapshot.completion:complete_numa_node",
+        ),
+    ]
+    strategy: Annotated[
+        vgpu_steps.Strategy,
+        Option("Fill one GPU after the other, or spread evenly.", default="pack"),
+    ]
     uuid: str | None
     """The UUID of the new vGPU; random by default."""
 
@@ -65,34 +104,17 @@ class CreateVgpu:
             UsageError: no type is specified, or a size or UUID is invalid.
 
         """
-        said = self.options
-        kind, framebuffer = said.get("type"), said.get("framebuffer")
-        series, heads = said.get("series"), said.get("heads")
-        count, uuid = said.get("count", 1), said.get("uuid")
-        if kind is None and framebuffer is None and series is None and heads is None:
+        fields = fields_of(VgpuOptions, self.options)
+        count, uuid = fields.pop("count"), fields.pop("uuid", None)
+        if fields.keys().isdisjoint({"type", "framebuffer", "series", "heads"}):
             message = "missing option: --type, --framebuffer, --series or --heads"
             guess = f"for a type: vfiomgr vgpu create --type {shlex.quote(uuid)}; " if uuid else ""
             raise UsageError(message, f"{guess}list the types with: vfiomgr vgpu list --types")
         if uuid is not None and count > 1:
             message = f"cannot create {count} vGPUs with one UUID"
             raise UsageError(message, "leave out the UUID or --count")
-        require_whole("--count", count, 1)
-        require_whole("--heads", heads, 1)
-        require_whole("--numa", said.get("numa_node"), 0)
-        require_choice("--series", series and series.upper(), ("A", "B", "C", "Q"))
-        strategy = said.get("strategy", "pack")
-        require_choice("--strategy", strategy, ("pack", "spread"))
         names = (uuid_of(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
-        return vgpu_steps.CreateVgpu(
-            uuids=names,
-            type=kind,
-            framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
-            series=series.upper() if series else None,
-            heads=heads,
-            parent=said.get("parent"),
-            numa_node=said.get("numa_node"),
-            strategy=strategy,
-        )
+        return vgpu_steps.CreateVgpu(uuids=names, **fields)
 
 
 class RemoveVgpu:

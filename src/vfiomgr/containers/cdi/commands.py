@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    LazyGroup,
+    complete_file,
+    declared,
+    session_options,
+)
 from vfiomgr.cli.output import (
     items_document,
     note,
@@ -24,16 +31,7 @@ from vfiomgr.containers.cdi import named as library
 from vfiomgr.containers.cdi.completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named
-from vfiomgr.containers.cdi.model import (
-    DEFAULT_KIND,
-    DIRECTORIES,
-    NAMINGS,
-    NODE_FORMS,
-    OLD_DYNAMIC,
-    Lifetime,
-    Naming,
-    NodeForm,
-)
+from vfiomgr.containers.cdi.model import DIRECTORIES, OLD_DYNAMIC, Lifetime
 from vfiomgr.diagnostic import most_findings
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError
@@ -44,13 +42,12 @@ from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import CdiSpecification
-    from vfiomgr.containers.cdi.named import CdiOptions
     from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.containers.cdi.rules import CdiFinding
     from vfiomgr.diagnostic import Severity
@@ -68,20 +65,16 @@ def cdi() -> None:
     """Generate and check CDI specifications for containers."""
 
 
-def _consumer_option(text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--consumer",
-        type=click.Choice(NAMES),
-        default=ANY,
-        show_default=True,
-        metavar="NAME",
-        help=text,
-    )
-
-
 @click.command("check")
 @click.argument("paths", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
-@_consumer_option("Check for this consumer or family: kata, containerd, podman.")
+@click.option(
+    "--consumer",
+    type=click.Choice(NAMES),
+    default=ANY,
+    show_default=True,
+    metavar="NAME",
+    help="Check for this consumer or family: kata, containerd, podman.",
+)
 @strict_option()
 @session_options(*READING)
 @click.pass_context
@@ -195,29 +188,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
 
 @click.command("generate")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option(
-    "--kind",
-    default=DEFAULT_KIND,
-    show_default=True,
-    metavar="VENDOR/CLASS",
-    shell_complete=complete_cdi_kind,
-    help="Set the kind; for Kata the device plugin's resource name.",
-)
-@click.option(
-    "--name-by",
-    type=click.Choice(NAMINGS),
-    default="address",
-    show_default=True,
-    help="Name devices this way; for Kata like the device plugin does.",
-)
-@click.option(
-    "--node",
-    type=click.Choice(NODE_FORMS),
-    default="auto",
-    show_default=True,
-    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN; auto prefers N.",
-)
-@_consumer_option("Set the reader; containerd and podman also get mdevs.")
+@declared(library.CdiOptions)
 @click.option(
     "--output",
     metavar="FILE",
@@ -238,13 +209,10 @@ def generate(
     session: Session,
     *,
     addresses: tuple[str, ...],
-    kind: str,
-    name_by: Naming,
-    node: NodeForm,
-    consumer: str,
     output: str | None,
     write: bool,
     lifetime: Lifetime,
+    **options: Unpack[library.CdiOptions],
 ) -> None:
     """Print a CDI specification as JSON or YAML.
 
@@ -276,7 +244,6 @@ def generate(
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too")
-    options: CdiOptions = {"kind": kind, "name_by": name_by, "node": node, "consumer": consumer}
     if write:
         _write(session, library.request(session, *addresses, lifetime=lifetime, **options))
     else:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.cdi import check as judge
 from vfiomgr.containers.cdi import devices as cdi_devices
 from vfiomgr.containers.cdi.devices import kind_notes, nothing_ready, specification_of
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.facts import read_cdi_files
-from vfiomgr.containers.cdi.grammar import ANY, consumers_named, is_called
+from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named, is_called
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
-    NAMINGS,
-    NODE_FORMS,
     CdiFile,
     Lifetime,
+    Naming,
+    NodeForm,
     OfferRequest,
 )
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.documents.text import STANDARD_INPUT, text_of
-from vfiomgr.errors import UsageError, require_choice, require_known
+from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
-    from vfiomgr.containers.cdi.model import CdiSpecification, Naming, NodeForm
+    from vfiomgr.containers.cdi.model import CdiSpecification
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress
@@ -52,18 +53,35 @@ __all__ = [
 ]
 
 
-class CdiOptions(TypedDict, total=False):
+class CdiOptions(Keywords, total=False):
     """Options of a specification; each may be omitted."""
 
-    kind: str
-    """VENDOR/CLASS; Kata requires the resource name of the device plugin here."""
-    name_by: Naming
-    """How to name devices: `address`, `group`, `cdev` or `index`.  [address]"""
-    node: NodeForm
-    """`group` (/dev/vfio/N), `cdev` (/dev/vfio/devices/vfioN), or `auto`.  [auto]"""
-    consumer: str
-    """Who must be able to read it: `any`, `kata`, `containerd`, `podman`, or a release of one.
-    [any]"""
+    kind: Annotated[
+        str,
+        Option(
+            "Set the kind; for Kata the device plugin's resource name.",
+            metavar="VENDOR/CLASS",
+            default=DEFAULT_KIND,
+            complete="containers.cdi.completion:complete_cdi_kind",
+        ),
+    ]
+    name_by: Annotated[
+        Naming,
+        Option("Name devices this way; for Kata like the device plugin does.", default="address"),
+    ]
+    node: Annotated[
+        NodeForm,
+        Option("Use /dev/vfio/N or /dev/vfio/devices/vfioN; auto prefers N.", default="auto"),
+    ]
+    consumer: Annotated[
+        str,
+        Option(
+            "Set the reader; containerd and podman also get mdevs.",
+            metavar="NAME",
+            choices=NAMES,
+            default=ANY,
+        ),
+    ]
 
 
 def specification(
@@ -207,19 +225,9 @@ def offer(
     host: HostSource, devices: tuple[str | PciAddress, ...], options: CdiOptions
 ) -> OfferRequest:
     """The requested properties of a specification, on this host."""
-    require_known(options, CdiOptions)
-    consumer = options.get("consumer", ANY)
-    node, name_by = options.get("node", "auto"), options.get("name_by", "address")
-    require_choice("--node", node, NODE_FORMS)
-    require_choice("--name-by", name_by, NAMINGS)
-    return OfferRequest(
-        kind=options.get("kind", DEFAULT_KIND),
-        addresses=host.addresses(devices),
-        node=node,
-        name_by=name_by,
-        is_plain=not any(reader.is_kata for reader in consumers_named(consumer)),
-        consumer=consumer,
-    )
+    is_plain = not any(reader.is_kata for reader in consumers_named(options.get("consumer", ANY)))
+    fields = fields_of(CdiOptions, options)
+    return OfferRequest(addresses=host.addresses(devices), is_plain=is_plain, **fields)
 
 
 def made(host: HostSource, wanted: OfferRequest) -> CdiSpecification:

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, declared, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import bytes_of, is_sealed, sealed
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.kata.commands import release_options
-from vfiomgr.kata.configurations import is_drop_in, planned_configuration, tell_of_devices
+from vfiomgr.kata.configurations import (
+    ConfigurationOptions,
+    is_drop_in,
+    planned_configuration,
+    tell_of_devices,
+)
 from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.configurations import ConfigurationOptions
     from vfiomgr.kata.model import KataPlan
 
 
@@ -60,58 +63,13 @@ def _is_below(path: str, root: str) -> bool:
 
 @click.command("config")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@release_options
-@click.option(
-    "--hypervisor",
-    type=click.Choice(["qemu", "clh"]),
-    default="qemu",
-    show_default=True,
-    help="Configure QEMU or Cloud Hypervisor.",
-)
-@click.option(
-    "--plug",
-    type=click.Choice(["cold", "hot"]),
-    help="Plug devices before the guest starts or later.  [default: cold if possible]",
-)
-@click.option(
-    "--whole",
-    metavar="BASE",
-    shell_complete=complete_host_file,
-    help="Print this configuration with the changes, not a drop-in.",
-)
-@click.option(
-    "--beside",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help="Write a drop-in for this configuration.  [default: Kata's default]",
-)
+@declared(ConfigurationOptions)
 @click.option(
     "--output",
     metavar="FILE",
     shell_complete=complete_host_file,
     help="Write to this file atomically; with --root, below that root.",
 )
-@click.option(
-    "--memory", metavar="SIZE", help="Set default_memory, e.g. 16G.  [default: 8G for GPUs]"
-)
-@click.option(
-    "--firmware",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help="Set the OVMF of this Kata, for large BARs.",
-)
-@click.option(
-    "--pod-resources/--no-pod-resources",
-    default=None,
-    help="Ask the kubelet for a pod's devices.  [default: if possible]",
-)
-@click.option(
-    "--annotations",
-    multiple=True,
-    metavar="NAME[,NAME…]",
-    help="Allow pods to use these hypervisor annotations.",
-)
-@click.option("--kernel-params", metavar="TEXT", help="Add arguments for the guest kernel.")
 @session_options(*READING, "dry_run", "verbose")
 @pass_session
 def config(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, declared, session_options
 from vfiomgr.cli.output import (
     Marked,
     finding_document,
@@ -14,11 +14,8 @@ from vfiomgr.cli.output import (
     say,
 )
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
-from vfiomgr.containers.cdi.completion import complete_cdi_kind
-from vfiomgr.kata.commands import release_options
-from vfiomgr.kata.completion import complete_handler
 from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
-from vfiomgr.kata.explain.pods import explain_pod
+from vfiomgr.kata.explain.pods import ExplainOptions, explain_pod
 from vfiomgr.kata.named import check_image as checked_image
 from vfiomgr.listing import first_of
 from vfiomgr.rules.report import by_severity
@@ -31,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.cli.options import Format
-    from vfiomgr.containers.runtimes.handlers import CriName
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import DeviceChain, Difference, KataTrace, TraceStep
-    from vfiomgr.kata.model import RuntimeName
 
 _COLOURS = {"ok": "green", "broken": "red", "unknown": "yellow"}
 _STATE_WIDTH = 9
@@ -179,44 +174,9 @@ def _verdict(item: KataTrace) -> str:
     return f"no step is broken; possible problems: {', '.join(doubtful)}"
 
 
-class _ExplainOptions(TypedDict):
-    """The options of `explain_pod`."""
-
-    version: str | None
-    runtime: RuntimeName | None
-    config: str | None
-    handler: str | None
-    cri: CriName | None
-    resource: str | None
-
-
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_device_or_file)
-@release_options
-@click.option(
-    "--config",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help="Use this Kata configuration.  [default: that of the handler]",
-)
-@click.option(
-    "--handler",
-    metavar="NAME",
-    shell_complete=complete_handler,
-    help="Use this handler if the file lacks the RuntimeClass.",
-)
-@click.option(
-    "--runtime",
-    "cri",
-    type=click.Choice(["containerd", "crio"]),
-    help="Check this container runtime.  [default: the configured one]",
-)
-@click.option(
-    "--resource",
-    metavar="DOMAIN/NAME",
-    shell_complete=complete_cdi_kind,
-    help="Use this resource name of the device plugin, for DEVICE.",
-)
+@declared(ExplainOptions)
 @click.option("--all", "every", is_flag=True, help="Also show the steps of pods without problems.")
 @strict_option()
 @session_options(*READING, "verbose")
@@ -227,7 +187,7 @@ def explain(
     subject: str,
     every: bool,
     strict: bool,
-    **options: Unpack[_ExplainOptions],
+    **options: Unpack[ExplainOptions],
 ) -> None:
     """Check whether a pod gets its devices, step by step.
 

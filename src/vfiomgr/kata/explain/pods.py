@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.resource_names import default_names
 from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
-from vfiomgr.errors import UsageError, forbid_together, require_choice
+from vfiomgr.errors import UsageError, forbid_together
+from vfiomgr.guests.model import HOST_FILE
 from vfiomgr.kata.explain import configuration, devices, functions, pod_to_shim, resources
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.context import (
@@ -30,6 +32,8 @@ from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
     NEWEST,
     KataRelease,
+    KataRuntime,
+    KataVersion,
     RuntimeName,
     handler_configuration,
 )
@@ -46,16 +50,45 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
-    host: HostSource,
-    pod: str | os.PathLike[str],
-    *,
-    version: str | None = None,
-    runtime: RuntimeName | None = None,
-    config: str | None = None,
-    handler: str | None = None,
-    cri: CriName | None = None,
-    resource: str | None = None,
+class ExplainOptions(Keywords, total=False):
+    """What decides about pods, if not the host; every option may be omitted."""
+
+    version: KataVersion
+    runtime: KataRuntime
+    config: Annotated[
+        str | None,
+        Option(
+            "Use this Kata configuration.  [default: that of the handler]",
+            metavar="FILE",
+            complete=HOST_FILE,
+        ),
+    ]
+    handler: Annotated[
+        str | None,
+        Option(
+            "Use this handler if the file lacks the RuntimeClass.",
+            metavar="NAME",
+            complete="kata.completion:complete_handler",
+        ),
+    ]
+    cri: Annotated[
+        CriName | None,
+        Option(
+            "Check this container runtime.  [default: the configured one]", flags=("--runtime",)
+        ),
+    ]
+    resource: Annotated[
+        str | None,
+        Option(
+            "Use this resource name of the device plugin, for DEVICE.",
+            metavar="DOMAIN/NAME",
+            complete="containers.cdi.completion:complete_cdi_kind",
+        ),
+    ]
+
+
+def explain_pod(
+    host: HostSource, pod: str | os.PathLike[str], **options: Unpack[ExplainOptions]
 ) -> tuple[KataTrace, ...]:
     """Check for each pod of a file whether it gets its devices, step by step.
 
@@ -71,8 +104,8 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
         Refusal: the device is a bridge, or a mediated device.
 
     """
-    require_choice("--kata-runtime", runtime, get_args(RuntimeName))
-    require_choice("--runtime", cri, get_args(CriName))
+    fields = fields_of(ExplainOptions, options)
+    version, handler, resource = (fields.get(k) for k in ("version", "handler", "resource"))
     subject = os.fspath(pod)
     told = None if version is None else Version.parse(version)
     if handler is not None:
@@ -82,7 +115,8 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
     seen = host.scan()
     if host.snapshot is None:
         seen = replace(seen, users=replace(seen.users, agent=find_status(host.tree)))
-    scene = _Scene(host, seen, told, runtime, config, cri)
+    chosen = (fields.get(key) for key in ("runtime", "config", "cri"))
+    scene = _Scene(host, seen, told, *chosen)
     if _is_file(subject):
         objects = read_objects(text_of(subject, "the pod"), source_of(subject))
         found = tuple(scene.explain(spec, objects, handler) for spec in objects.pods)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 import click
 
-from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_options, with_options
+from vfiomgr.cli.keywords import Keywords, Option, keywords_of
+from vfiomgr.cli.options import READING, declared, session_options, typed_options
 from vfiomgr.cli.output import print_text
-from vfiomgr.containers.cdi.completion import complete_cdi_kind
 from vfiomgr.errors import forbid_alone, forbid_together
+from vfiomgr.guests.model import HOST_FILE
 from vfiomgr.kata import kubernetes as render
-from vfiomgr.kata.completion import complete_handler
 from vfiomgr.kata.model import DEFAULT_HANDLER
-from vfiomgr.kata.workloads import NAMINGS, Naming, pods
+from vfiomgr.kata.workloads import PodKeywords, pods
 from vfiomgr.kata.workloads import runtime_class as runtime_class_for
-from vfiomgr.snapshot.completion import complete_address, complete_host_file
+from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.cli.options import Format
     from vfiomgr.kata.kubernetes import PodRequest
@@ -37,145 +36,62 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
         print_text(render.as_yaml(objects))
 
 
-class _PodOptions(TypedDict):
-    """The options of pods, which a RuntimeClass lacks, except the last."""
-
-    deployment: bool
-    name: str
-    namespace: str | None
-    image: str | None
-    resource: str | None
-    naming: Naming
-    count: int | None
-    memory: str
-    cpus: int
-    runtime_class: str
-    dra: bool
-    kubevirt: bool
-
-
-class _ClassOptions(Value):
+class _ClassOptions(Keywords, total=False):
     """The options of a RuntimeClass."""
 
-    handler: str | None
-    default_memory: str | None
-    config: str | None
-    overhead_cpus: int | None
-    selectors: tuple[str, ...]
-    any_node: bool
+    handler: Annotated[
+        str | None,
+        Option(
+            "RuntimeClass: refer to this handler.  [default: its own name]",
+            metavar="NAME",
+            complete="kata.completion:complete_handler",
+        ),
+    ]
+    default_memory: Annotated[
+        str | None,
+        Option(
+            "RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
+            metavar="SIZE",
+        ),
+    ]
+    config: Annotated[
+        str | None,
+        Option(
+            "RuntimeClass: use this Kata configuration.  [default: that of the handler]",
+            metavar="FILE",
+            complete=HOST_FILE,
+        ),
+    ]
+    overhead_cpus: Annotated[
+        int | None,
+        Option(
+            "RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
+            metavar="COUNT",
+            least=1,
+        ),
+    ]
+    selectors: Annotated[
+        Iterable[str],
+        Option(
+            "RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
+            flags=("--node-selector",),
+            metavar="KEY=VALUE",
+        ),
+    ]
+    any_node: Annotated[bool, Option("RuntimeClass: select all nodes.")]
 
 
-_CLASS_OPTIONS = (
-    click.option(
-        "--handler",
-        metavar="NAME",
-        shell_complete=complete_handler,
-        help="RuntimeClass: refer to this handler.  [default: its own name]",
-    ),
-    click.option(
-        "--default-memory",
-        metavar="SIZE",
-        help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
-    ),
-    click.option(
-        "--config",
-        metavar="FILE",
-        shell_complete=complete_host_file,
-        help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
-    ),
-    click.option(
-        "--overhead-cpus",
-        type=WholeNumber(min=1),
-        metavar="COUNT",
-        help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
-    ),
-    click.option(
-        "--node-selector",
-        "selectors",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
-    ),
-    click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes."),
-)
-
-
-def _class_options(command: Callable[..., None]) -> Callable[..., Any]:
-    """Add the options of a RuntimeClass, which the command gets as one value."""
-
-    def function(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - click's
-        names = _ClassOptions.__struct_fields__
-        of_class = _ClassOptions(**{name: options.pop(name) for name in names})
-        command(*arguments, of_class=of_class, **options)
-
-    return with_options(update_wrapper(function, command), *_CLASS_OPTIONS)
+class _AllOptions(PodKeywords, _ClassOptions, total=False):
+    """The options of the command."""
 
 
 @click.command("pod")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option(
-    "--deployment", is_flag=True, help="Print a Deployment that keeps one such pod running."
-)
-@click.option(
-    "--name", default="gpu", show_default=True, metavar="NAME", help="Set the name of the pod."
-)
-@click.option("--namespace", metavar="NAME", help="Set the namespace.")
-@click.option(
-    "--runtime-class",
-    default=DEFAULT_HANDLER,
-    show_default=True,
-    metavar="NAME",
-    shell_complete=complete_handler,
-    help="Use this RuntimeClass.",
-)
-@click.option(
-    "--image", metavar="IMAGE", help="Run this image.  [default: a sample that needs a GPU]"
-)
-@click.option(
-    "--resource",
-    metavar="DOMAIN/NAME",
-    shell_complete=complete_cdi_kind,
-    help="Request this device plugin resource; overrides --naming.",
-)
-@click.option(
-    "--naming",
-    type=click.Choice(NAMINGS),
-    default="agent",
-    show_default=True,
-    help="Name the resource like vfiomgr's node agent, kubevirt-gpu-device-plugin (model) or "
-    "sandbox-device-plugin (pgpu).",
-)
-@click.option(
-    "--dra",
-    is_flag=True,
-    help="Request devices by a ResourceClaimTemplate (DRA) instead of a resource.",
-)
-@click.option("--kubevirt", is_flag=True, help="Print a KubeVirt VirtualMachine instead of a pod.")
-@click.option(
-    "--count",
-    type=WholeNumber(min=1, max=16),
-    metavar="N",
-    help="Request this many devices.  [default: as many as ADDRESSES, else 1]",
-)
-@click.option(
-    "--memory",
-    default="16G",
-    show_default=True,
-    metavar="SIZE",
-    help="Limit container memory; a Kata VM adds default_memory.",
-)
-@click.option(
-    "--cpus",
-    type=WholeNumber(min=1),
-    default=4,
-    show_default=True,
-    metavar="COUNT",
-    help="Limit the CPUs of the container.",
-)
+@declared(PodKeywords)
 @click.option(
     "--runtimeclass", "is_class", is_flag=True, help="Print the RuntimeClass instead of pods."
 )
-@_class_options
+@declared(_ClassOptions)
 @session_options(*READING)
 @pass_session
 def pod(
@@ -183,8 +99,7 @@ def pod(
     addresses: tuple[str, ...],
     *,
     is_class: bool,
-    of_class: _ClassOptions,
-    **options: Unpack[_PodOptions],
+    **options: Unpack[_AllOptions],
 ) -> None:
     """Print a Pod, KubeVirt VM or RuntimeClass for host devices.
 
@@ -218,35 +133,28 @@ def pod(
       vfiomgr kata pod --runtimeclass --config /etc/kata-containers/configuration.toml
     """
     if is_class:
-        _forbid_pods(addresses, options)
-        _print_class(session, options["runtime_class"], of_class)
+        _forbid_pods(addresses)
+        _print_class(session, options["runtime_class"], options)
         return
-    _forbid_mixtures(options, of_class)
-    wanted = pods(session, *addresses, **options)
+    _forbid_mixtures(options)
+    of_pods = {name: value for name, value in options.items() if name in keywords_of(PodKeywords)}
+    wanted = pods(session, *addresses, **cast("PodKeywords", of_pods))
     print_objects([each for one in wanted for each in _objects_for(one)], session.format)
 
 
-def _forbid_pods(addresses: tuple[str, ...], options: _PodOptions) -> None:
+def _forbid_pods(addresses: tuple[str, ...]) -> None:
     """Refuse devices and options that a RuntimeClass does not have."""
     if addresses:
         forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
-    for option in typed_options([key for key in options if key != "runtime_class"]):
+    for option in typed_options(keywords_of(PodKeywords).keys() - {"runtime_class"}):
         forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
 
 
-def _forbid_mixtures(options: _PodOptions, of_class: _ClassOptions) -> None:
+def _forbid_mixtures(options: _AllOptions) -> None:
     """Refuse options that a pod or a VM of KubeVirt does not have."""
-    given = {
-        "--handler": of_class.handler,
-        "--default-memory": of_class.default_memory,
-        "--config": of_class.config,
-        "--overhead-cpus": of_class.overhead_cpus,
-        "--node-selector": of_class.selectors,
-        "--any-node": of_class.any_node,
-    }
-    for option, value in given.items():
-        if value:
-            forbid_alone(option, "--runtimeclass", "pods have no such setting")
+    for name, keyword in keywords_of(_ClassOptions).items():
+        if options.get(name):
+            forbid_alone(keyword.flag, "--runtimeclass", "pods have no such setting")
     if options["dra"]:
         if typed_options(["naming"]):
             forbid_together("--dra", "--naming", "a claim selects devices by their model")
@@ -267,17 +175,17 @@ def _objects_for(request: PodRequest) -> Iterator[render.Object]:
     yield render.workload(request)
 
 
-def _print_class(session: Session, name: str, of_class: _ClassOptions) -> None:
-    if of_class.any_node and of_class.selectors:
+def _print_class(session: Session, name: str, options: _ClassOptions) -> None:
+    if options["any_node"] and options["selectors"]:
         forbid_together("--any-node", "--node-selector", "one selects some nodes, the other all")
-    handler = of_class.handler
+    handler = options["handler"]
     wanted = runtime_class_for(
         session,
         handler or name,
         name=None if handler and name == DEFAULT_HANDLER else name,
-        default_memory=of_class.default_memory,
-        config=of_class.config,
-        cpus=of_class.overhead_cpus or 1,
-        selectors=None if of_class.any_node else of_class.selectors,
+        default_memory=options["default_memory"],
+        config=options["config"],
+        cpus=options["overhead_cpus"] or 1,
+        selectors=None if options["any_node"] else tuple(options["selectors"]),
     )
     print_objects([render.runtime_class(wanted)], session.format)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
+from vfiomgr.cli.keywords import Keywords, Option
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.errors import (
     GuestKeepsDevice,
@@ -250,13 +251,11 @@ DEADLINE = 60.0
 State = Literal["done", "kept", "not tried"]
 
 
-class ScopeOptions(TypedDict, total=False):
+class ScopeOptions(Keywords, total=False):
     """The part of a domain to change; by default its definition, and the guest if it runs."""
 
-    live: bool
-    """The running guest."""
-    config: bool
-    """The definition, for the next start."""
+    live: Annotated[bool, Option("Change the running guest.")]
+    config: Annotated[bool, Option("Change the definition, for the next start.")]
     only: bool
     """Leave the other functions of the slots unchanged."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import CHANGING, function_only_option, session_options
+from vfiomgr.cli.options import CHANGING, declared, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import cut
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
-from vfiomgr.libvirt.attach.named import attaching, detaching
+from vfiomgr.libvirt.attach.named import ScopeOptions, attaching, detaching
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
@@ -33,15 +33,12 @@ _DOMAIN = click.argument("domain", shell_complete=complete_domain)
 _DEVICES = click.argument(
     "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
 )
-_LIVE = click.option("--live", is_flag=True, help="Change the running guest.")
-_CONFIG = click.option("--config", is_flag=True, help="Change the definition, for the next start.")
 
 
 @click.command("attach")
 @_DOMAIN
 @_DEVICES
-@_LIVE
-@_CONFIG
+@declared(ScopeOptions)
 @click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
 @function_only_option("Leave the other functions of the slot out.")
 @click.option(
@@ -58,12 +55,10 @@ def attach(
     *,
     domain: str,
     devices: tuple[str, ...],
-    live: bool,
-    config: bool,
     managed: bool,
-    only: bool,
     allow: tuple[str, ...],
     uri: str,
+    **options: Unpack[ScopeOptions],
 ) -> None:
     """Attach devices of this host to a domain.
 
@@ -93,9 +88,7 @@ def attach(
             *devices,
             managed=managed,
             allow_claimed="claimed" in allow,
-            live=live,
-            config=config,
-            only=only,
+            **options,
         )
         _carry_out(session, connection, change)
 
@@ -103,8 +96,7 @@ def attach(
 @click.command("detach")
 @_DOMAIN
 @_DEVICES
-@_LIVE
-@_CONFIG
+@declared(ScopeOptions)
 @function_only_option("Leave the other functions of the slot attached.")
 @connect_option
 @session_options(*CHANGING)
@@ -114,10 +106,8 @@ def detach(
     *,
     domain: str,
     devices: tuple[str, ...],
-    live: bool,
-    config: bool,
-    only: bool,
     uri: str,
+    **options: Unpack[ScopeOptions],
 ) -> None:
     """Detach devices from a domain.
 
@@ -136,7 +126,7 @@ def detach(
     """
     require_running_host(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
-        change = detaching(connection, domain, *devices, live=live, config=config, only=only)
+        change = detaching(connection, domain, *devices, **options)
         _carry_out(session, connection, change)
 
 

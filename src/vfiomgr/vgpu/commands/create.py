@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
 from vfiomgr.cli.options import (
     CHANGING,
-    WholeNumber,
     allow_option,
+    declared,
     session_options,
 )
 from vfiomgr.cli.output import note, say
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
-from vfiomgr.snapshot.completion import complete_numa_node
 from vfiomgr.snapshot.session import Session, pass_session
-from vfiomgr.vgpu.completion import complete_parent, complete_type, complete_vgpu
-from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
+from vfiomgr.vgpu.completion import complete_parent, complete_vgpu
+from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOptions, created, removed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.vgpu.named import VgpuOutcome
-    from vfiomgr.vgpu.steps import Strategy
 
 
 def parent_option(text: str) -> Callable[[Any], Any]:
@@ -34,55 +32,10 @@ def parent_option(text: str) -> Callable[[Any], Any]:
 
 @click.command("create")
 @click.argument("uuid", required=False)
-@click.option(
-    "--type",
-    "type_name",
-    metavar="TYPE",
-    shell_complete=complete_type,
-    help="Type by ID, number or name (A10-4Q).",
-)
-@click.option("--framebuffer", metavar="SIZE", help="Require at least this memory, e.g. 6G.")
-@click.option(
-    "--series",
-    type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False),
-    metavar="[A|B|C|Q]",
-    help="NVIDIA series: A(pps), B(usiness), C(ompute), Q(uadro).",
-)
-@click.option("--heads", type=WholeNumber(1), metavar="N", help="Require at least N displays.")
-@click.option(
-    "--count", type=WholeNumber(1), default=1, metavar="N", help="Create N vGPUs, all or none."
-)
-@parent_option("Use this GPU or virtual function.")
-@click.option(
-    "--numa",
-    "numa_node",
-    type=WholeNumber(0),
-    metavar="NODE",
-    shell_complete=complete_numa_node,
-    help="Use a GPU of this NUMA node.",
-)
-@click.option(
-    "--strategy",
-    type=click.Choice(["pack", "spread"]),
-    default="pack",
-    show_default=True,
-    help="Fill one GPU after the other, or spread evenly.",
-)
+@declared(VgpuOptions)
 @session_options(*CHANGING)
 @pass_session
-def create(
-    session: Session,
-    *,
-    type_name: str | None,
-    framebuffer: str | None,
-    series: str | None,
-    heads: int | None,
-    count: int,
-    parent: str | None,
-    numa_node: int | None,
-    strategy: Strategy,
-    uuid: str | None,
-) -> None:
+def create(session: Session, **options: Unpack[VgpuOptions]) -> None:
     """Create vGPUs and print their names.
 
     The names are UUIDs, or addresses of virtual functions. Name the type, or describe it: the
@@ -98,17 +51,7 @@ def create(
       vfiomgr vgpu create --type A100-1-5C --count 2 --dry-run
       vfiomgr vgpu create --parent mtty --type mtty-2 --dry-run
     """
-    request = CreateVgpu(
-        type=type_name,
-        framebuffer=framebuffer,
-        series=series,
-        heads=heads,
-        count=count,
-        parent=parent,
-        numa_node=numa_node,
-        strategy=strategy,
-        uuid=uuid,
-    ).request(session)
+    request = CreateVgpu(**options).request(session)
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_created(session, created(request, outcome))
