@@ -355,7 +355,7 @@ def vgpu_function(family: Family) -> HostSnapshot:
 def test_a_function_that_could_be_a_vgpu_is_made_one(family: Family, given: str) -> None:
     hint = refusal(vgpu_function(family), "0000:04:00.0").hint
     first = "vfiomgr vgpu create --parent 0000:04:00.0 --type TYPE, then vfiomgr libvirt hostdev"
-    assert hint.startswith(f"{first} {given}; or pass --allow vgpu-function")
+    assert hint.startswith(f"{first} {given} or vfiomgr qemu args {given}; or pass --allow vgpu-")
 
 
 def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
@@ -371,7 +371,7 @@ def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
             "mdev",
             "u",
             "has the active vGPU u",
-            "assign the vGPU: vfiomgr libvirt hostdev u;",
+            "assign the vGPU: vfiomgr libvirt hostdev u or vfiomgr qemu args u;",
         ),
         (
             "vendor-vfio",
