@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.fakes.containerd import Containerd
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.programs import Said
 from tests.field.machine import FIRST_WITH_CDEVS, lay_out, version_of
@@ -65,6 +67,7 @@ _RESETS = {
     "0106": "flr",
 }
 """By class, or by vendor and class; the first key that fits counts."""
+_VERSION = re.compile(r"\bv(\d+\.\d+\.\d+)")
 _NAMED_BY_LETTERS = "abcdefghij"
 _FIRST_LARGE_BUS = 0x10
 _FIRST_WITH_VFIO_DEV = (6, 1)
@@ -72,11 +75,18 @@ _FREE_PORTS = ("1c", "1d", "1b", "06", "07", "08", "09")
 
 
 class FieldKernel(FakeKernel):
-    """A fake kernel whose programs print fixed texts; other programs are not installed."""
+    """A fake kernel whose programs print fixed texts; other programs are not installed.
+
+    containerd reads its configuration as its release does.
+    """
 
     def answer(self, outputs: dict[str, str]) -> None:
         """Install the programs of some command lines; others of them print nothing and fail."""
         for name in {line.split()[0] for line in outputs}:
+            version = _VERSION.search(outputs.get("containerd --version", ""))
+            if name == "containerd" and version is not None:
+                Containerd(version[1]).install(self)
+                continue
             path = name if name.startswith("/") else f"/usr/bin/{name}"
             self.programs.install(path)
             self.programs.known[path] = _Printing(name, outputs)
