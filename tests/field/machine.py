@@ -167,7 +167,8 @@ def _processors(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
     size, nodes = machine.memory << 20, machine.nodes
-    yield "/proc/meminfo", _meminfo("", size)
+    pages = "HugePages_Total:       0\nHugePages_Free:        0\nHugepagesize:       2048 kB"
+    yield "/proc/meminfo", f"{_meminfo('', size)}\n{pages}"
     each = machine.cpus // nodes
     yield "/sys/devices/system/cpu/online", f"0-{machine.cpus - 1}"
     yield "/sys/devices/system/cpu/isolated", ""
