@@ -299,7 +299,6 @@ def _names(domain: Domain | None) -> set[str]:
 def _live_diagnostics(
     hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], request: AttachRequest
 ) -> Iterator[Diagnostic]:
-    """Why a running guest cannot accept the devices."""
     running = domain.running
     if running is None or not items:
         return

@@ -321,7 +321,6 @@ class Caller:
             raise explained(error, self.uri) from None
 
     def _find(self, name: str) -> Any | None:  # noqa: ANN401
-        """Look up a domain by name or UUID."""
         libvirt = library()
         for look in (self._handle.lookupByName, self._handle.lookupByUUIDString):
             try:

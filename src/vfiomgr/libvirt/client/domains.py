@@ -106,6 +106,13 @@ class DomainCalls(Caller):
             domains=tuple(self._known_domains()),
         )
 
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[Any]:
+        """Look up a domain, and explain the errors of its calls."""
+        handle = self._lookup(name)
+        with explaining(name):
+            yield handle
+
     def domain(self, name: str) -> KnownDomain:
         """One domain, by name or UUID."""
         handle = self._lookup(name)
@@ -114,8 +121,7 @@ class DomainCalls(Caller):
 
     def state(self, name: str) -> DomainState:
         """Whether a domain runs and is defined, by name or UUID."""
-        handle = self._lookup(name)
-        with explaining(name):
+        with self._asking(name) as handle:
             return DomainState(
                 handle.name(),
                 handle.UUIDString(),
@@ -132,8 +138,7 @@ class DomainCalls(Caller):
             LibvirtFailed: QEMU does not answer, or the domain is off.
 
         """
-        handle = self._lookup(name)
-        with explaining(name):
+        with self._asking(name) as handle:
             answer = json.loads(handle.ask_qemu(json.dumps({"execute": "query-migrate"})))
         if "return" not in answer:
             message = f"cannot ask QEMU of {name}: {answer.get('error', {}).get('desc', answer)}"
@@ -150,8 +155,7 @@ class DomainCalls(Caller):
         libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE if inactive else 0
         flags |= libvirt.VIR_DOMAIN_XML_SECURE if secure else 0
-        handle = self._lookup(name)
-        with explaining(name):
+        with self._asking(name) as handle:
             text: str = handle.XMLDesc(flags)
         return text.encode()
 
@@ -172,8 +176,7 @@ class DomainCalls(Caller):
     def set_metadata(self, name: str, element: str | None, prefix: str, namespace: str) -> None:
         """Set the element of a namespace in the metadata of a domain's definition, or remove it."""
         libvirt = library()
-        handle = self._lookup(name)
-        with explaining(name):
+        with self._asking(name) as handle:
             handle.setMetadata(
                 libvirt.VIR_DOMAIN_METADATA_ELEMENT,
                 element,
@@ -295,7 +298,6 @@ class DomainCalls(Caller):
             return self._handle.defineXMLFlags(text, flags)
 
     def _definition(self, uuid: str | None, name: str | None) -> bytes | None:
-        """The definition with a UUID, or else with a name."""
         for key in (uuid, name):
             if key is not None and (handle := self._find(key)) is not None:
                 with explaining(key):
@@ -326,8 +328,7 @@ class DomainCalls(Caller):
 
     def attach(self, name: str, element: str, scope: Scope) -> None:
         """Attach a device to a domain; libvirt applies the entire scope or nothing."""
-        handle = self._lookup(name)
-        with explaining(name):
+        with self._asking(name) as handle:
             handle.attachDeviceFlags(element, _flags(scope))
 
     def detach(self, name: str, element: str, scope: Scope, removal: Removal) -> None:
@@ -337,11 +338,11 @@ class DomainCalls(Caller):
             GuestKeepsDevice: the guest refused, or missed the deadline; the definition is changed.
 
         """
-        handle = self._lookup(name)
         if not scope.live:
-            with explaining(name):
+            with self._asking(name) as handle:
                 handle.detachDeviceFlags(element, _flags(scope))
             return
+        handle = self._lookup(name)
         with self._removals(handle) as news:
             alias = self._alias(name, removal.device)
             with explaining(name):

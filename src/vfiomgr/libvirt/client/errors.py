@@ -146,6 +146,5 @@ def explain(seen: ReportedError, subject: str) -> VfiomgrError:
 
 
 def _shortened(text: str) -> str:
-    """The text on one line, shortened."""
     words = " ".join(text.split())
     return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…"

@@ -188,7 +188,6 @@ def _wrong_number(
 
 
 def _placed(context: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
-    """The devices with a place in the guest."""
     for hostdev in context.domain.hostdevs:
         if hostdev.guest is not None:
             yield hostdev, hostdev.guest

@@ -245,7 +245,6 @@ def has_host_bits(context: PreflightContext) -> bool:
 
 
 def _highest_address(context: PreflightContext) -> int:
-    """The end of the 64-bit hole."""
     hole = _hole(context)
     return _end_of_memory(context, hole) + hole
 
