@@ -51,7 +51,7 @@ def added_commands() -> dict[str, tuple[str, str]]:
 
 
 register(
-    Capability("vfiomgr.vgpu", values=("steps", "mig.steps"), plans=("plan",), applies=("apply",)),
+    Capability("vfiomgr.vgpu", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
         "vfiomgr.passthrough",
         values=("steps",),
@@ -63,7 +63,7 @@ register(
     Capability(
         "vfiomgr.sriov",
         values=("steps",),
-        plans=("plan", "quota_plan", "vectors"),
+        plans=("plan", "quota_plan"),
         applies=("apply",),
     ),
     Capability(

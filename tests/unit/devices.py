@@ -12,7 +12,7 @@ from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.users.facet import UserFacts
 from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
-from vfiomgr.vgpu.facet import VgpuFacts
+from vfiomgr.vgpu.model import VgpuFacts
 
 
 def pci_device(address: str = "0000:04:00.0") -> PciDevice:

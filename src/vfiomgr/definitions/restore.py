@@ -30,8 +30,8 @@ from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.value import Value
-from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig import steps
+from vfiomgr.vgpu import steps
+from vfiomgr.vgpu.plan import missing_instances
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _divided(
     host: HostSnapshot, device: PciDevice, definition: GpuDefinition, before: Plan
 ) -> Plan:
     """Add the missing GPU instances (MIG) to a plan; additional ones are ignored."""
-    part = gpu_instances.completion(host, device, definition.mig or ())
+    part = missing_instances(host, device, definition.mig or ())
     if part.is_empty:
         return before
     locks = {*before.locks, *gpu_locks(host, device)}

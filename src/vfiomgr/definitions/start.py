@@ -21,12 +21,18 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
-from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.mig.steps import SetGpuInstances, creation_of
 from vfiomgr.vgpu.model import PARAMETERS
-from vfiomgr.vgpu.steps import CreateCheckpoint, CreateVgpu, RemoveVgpu, SetVgpuAttribute
+from vfiomgr.vgpu.plan import needed_instances
+from vfiomgr.vgpu.steps import (
+    CreateCheckpoint,
+    CreateVgpu,
+    RemoveVgpu,
+    SetGpuInstances,
+    SetVgpuAttribute,
+    creation_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -275,7 +281,7 @@ def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
 
     """
     whole = joined(summary, plans)
-    instances = gpu_instances.needed(host, whole.steps)
+    instances = needed_instances(host, whole.steps)
     counted = {step.device.address for step in instances}
     steps = (
         step

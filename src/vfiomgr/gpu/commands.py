@@ -20,8 +20,7 @@ from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
-from vfiomgr.vgpu.gpu_instances import users
-from vfiomgr.vgpu.mig.placement import more_of
+from vfiomgr.vgpu.capacity import instance_users, more_of
 from vfiomgr.vgpu.model import by_start
 
 if TYPE_CHECKING:
@@ -291,7 +290,7 @@ def _instance_item(host: HostSnapshot, found: GpuPartition) -> dict[str, object]
 
 def _users(host: HostSnapshot, found: GpuPartition, one: GpuInstance) -> list[str]:
     device = host.device_named(found.gpu)
-    return [] if device is None else users(host, device, one)
+    return [] if device is None else instance_users(host, device, one)
 
 
 def _rows(host: HostSnapshot, found: GpuPartition) -> list[tuple[str, ...]]:

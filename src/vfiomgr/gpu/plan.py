@@ -15,11 +15,11 @@ from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode, SetMigInstances
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
-from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig.placement import lay_out
-from vfiomgr.vgpu.mig.steps import SetHeterogeneous, SetMig
-from vfiomgr.vgpu.model import counted
+from vfiomgr.vgpu.capacity import lay_out
+from vfiomgr.vgpu.model import counted_places
+from vfiomgr.vgpu.plan import exchange_instances, unmovable_instances
 from vfiomgr.vgpu.projection import with_functions, with_mode
+from vfiomgr.vgpu.steps import SetHeterogeneous, SetMig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -128,8 +128,8 @@ def _mig_steps(
         steps += sriov_plan.plan_set(host, none, FunctionsCheckpoint(instances=())).steps
         host = with_functions(host, device, 0)
     else:
-        refuse_if_any(gpu_instances.unmovable(host, device))
-        steps += gpu_instances.exchange(host, device, ())
+        refuse_if_any(unmovable_instances(host, device))
+        steps += exchange_instances(host, device, ())
     steps.append(SetMig(device.identity, before=mode.mig is True, after=request.mig))
     return steps, with_mode(host, replace(mode, mig=request.mig, heterogeneous=False))
 
@@ -239,14 +239,14 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
     refuse_if_any([] if more is not None else [_no_room(device, wanted, partition, fixed)])
     after = sorted((*(one.place for one in fixed), *(more or ())), key=lambda place: place.start)
     going = [one for one in partition.instances if one.place not in after]
-    refuse_if_any(gpu_instances.unmovable(host, device, going))
-    steps = gpu_instances.exchange(host, device, tuple(after))
+    refuse_if_any(unmovable_instances(host, device, going))
+    steps = exchange_instances(host, device, tuple(after))
     return Plan(
-        summary=f"set GPU instances of {device.address}: {counted(tuple(after))}",
+        summary=f"set GPU instances of {device.address}: {counted_places(tuple(after))}",
         steps=steps,
         locks=gpu_locks(host, device),
         notes=tuple(_notes(host, device, after)) if steps else (),
-        already=() if steps else (f"{device} already has {counted(tuple(after))}",),
+        already=() if steps else (f"{device} already has {counted_places(tuple(after))}",),
         resolves=(str(device.address),),
     )
 
@@ -305,11 +305,11 @@ def _fixed(
     fixed: list[GpuInstance] = []
     surplus: list[GpuInstance] = []
     for one in partition.instances:
-        if next(gpu_instances.unmovable(host, device, [one]), None) is None:
+        if next(unmovable_instances(host, device, [one]), None) is None:
             continue
         alike = sum(other.profile == one.profile for other in fixed)
         (fixed if alike < wanted.get(one.profile, 0) else surplus).append(one)
-    refuse_if_any(gpu_instances.unmovable(host, device, surplus))
+    refuse_if_any(unmovable_instances(host, device, surplus))
     return fixed
 
 

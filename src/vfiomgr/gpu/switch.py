@@ -23,12 +23,12 @@ from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
-from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
+from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.mig.steps import SetPersistence, lacks_vgpu_functions
 from vfiomgr.vgpu.model import MARKS
-from vfiomgr.vgpu.steps import RemoveVgpu
+from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
+from vfiomgr.vgpu.steps import RemoveVgpu, SetPersistence, lacks_vgpu_functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +121,7 @@ def resolve(
         autoprobe=device.sriov_drivers_autoprobe,
     )
     if request.to == "vgpu":
-        found = replace(found, instances=gpu_instances.places(host, device))
+        found = replace(found, instances=present_instances(host, device))
         if device.sriov_totalvfs:
             mode = host.vgpus.mode_of(device)
             mixed = None if mode is None else mode.heterogeneous is True
@@ -167,7 +167,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
         _set_functions(course, wanted or 0, heterogeneous=mixed)
         return
     if known.instances is not None:
-        steps = gpu_instances.exchange(course.host, device, known.instances)
+        steps = exchange_instances(course.host, device, known.instances)
         course.add(Plan("", steps), course.host)
     if mixed is not None and device.driver == _NVIDIA and not (mixed and _shows_sizes(course)):
         change = SetGpuMode(device.address, heterogeneous=mixed)
@@ -200,8 +200,8 @@ def _clear(course: _SwitchPlan) -> None:
     if course.device.sriov_numvfs:
         _set_functions(course, 0)
         return
-    refuse_if_any(gpu_instances.unmovable(course.host, course.device))
-    steps = gpu_instances.exchange(course.host, course.device, ())
+    refuse_if_any(unmovable_instances(course.host, course.device))
+    steps = exchange_instances(course.host, course.device, ())
     course.add(Plan("", steps), projection.without_instances(course.host, course.device))
 
 

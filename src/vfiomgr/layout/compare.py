@@ -30,8 +30,8 @@ from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
 from vfiomgr.units import counted
 from vfiomgr.value import Value
-from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
+from vfiomgr.vgpu.plan import present_instances
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -257,7 +257,7 @@ def resolve(
             device.address,
             device.sriov_drivers_autoprobe,
             _mixes(host, device),
-            gpu_instances.places(host, device),
+            present_instances(host, device),
         )
         for claim in select(host, request.layout).claims
         if not request.only or not {str(d.address) for d in claim.devices}.isdisjoint(request.only)

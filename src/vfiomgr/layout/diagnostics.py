@@ -22,8 +22,8 @@ from vfiomgr.layout.model import (
     SriovRule,
     VgpuRequest,
     VgpuRule,
+    WrongValue,
 )
-from vfiomgr.layout.values import WrongValue
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES

@@ -20,7 +20,7 @@ from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVfCount, SetVirtualFunctions
 from vfiomgr.units import counted
-from vfiomgr.vgpu.mig.steps import RunSriovManage
+from vfiomgr.vgpu.steps import RunSriovManage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

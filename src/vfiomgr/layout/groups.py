@@ -16,7 +16,7 @@ from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.steps import (
+from vfiomgr.vgpu.steps import (
     RunSriovManage,
     SetGpuInstances,
     SetHeterogeneous,

@@ -17,7 +17,7 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.sriov.steps import SetVfCount
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence, kept_from_leaving
+from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, kept_from_leaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid as uuids
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,28 +11,315 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from vfiomgr.definitions.start import together
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
-from vfiomgr.layout import vgpu_shares
+from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, use_of
-from vfiomgr.layout.vgpu_shares import Shares, creation, impossible, shared_out
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.units import counted
+from vfiomgr.value import Value
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
-from vfiomgr.vgpu.model import Vgpu, VgpuParent
-from vfiomgr.vgpu.placement import find_parents
-from vfiomgr.vgpu.steps import CreateMdev, RemoveVgpu, SetVgpuType
+from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent
+from vfiomgr.vgpu.placement import find_parents, serving
+from vfiomgr.vgpu.steps import CreateMdev, CreateVgpu, RemoveVgpu, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.layout.model import VgpuRequest, VgpuRule
+    from vfiomgr.layout.model import VgpuRule
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import VgpuType
+
+    Kept = Iterable[tuple[VgpuRequest, Vgpu]]
+
+
+def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
+    """The parameters of a vGPU; None if its driver does not support any."""
+    return dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
+
+
+def are_others(found: str, request: VgpuRequest) -> bool:
+    """Whether parameters differ from the requested ones, ignoring order and white space."""
+    return _pairs(found) != _pairs(_text(request))
+
+
+def setting(name: str, before: str | None, request: VgpuRequest) -> SetVgpuAttribute:
+    """The step that sets the requested parameters of a vGPU."""
+    directory = (PCI_DEVICES if ":" in name else MDEV_DEVICES) / name
+    return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(request))
+
+
+def plan_kept(case: RuleContext, kept: Kept) -> Plan:
+    """Set the parameters of vGPUs that stay; a guest sees new ones when it starts.
+
+    Raises:
+        Refusal: a driver does not support any, or a guest uses the vGPU.
+
+    """
+    steps: list[SetVgpuAttribute] = []
+    diagnostics: list[Diagnostic] = []
+    for request, one in kept:
+        if request.parameters is None:
+            continue
+        found = found_on(case.host, one)
+        if found is None:
+            diagnostics.append(
+                blocker(
+                    "vgpu-no-parameters",
+                    one,
+                    f"the driver of {one} does not support parameters: {PARAMETERS} not found",
+                    "remove parameters, or load the vendor's vGPU driver",
+                )
+            )
+        elif are_others(found, request):
+            diagnostics += guards.assigned(case.host, one)
+            steps.append(setting(one.name, found, request))
+    refuse_if_any(diagnostics, case.allow)
+    locks = [f"vgpu-{step.vgpu}" for step in steps]
+    return Plan("", tuple(steps), locks=tuple(locks), resolves=tuple(s.vgpu for s in steps))
+
+
+def parameter_differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
+    """The parameters that differ for vGPUs that stay."""
+    for request, one in kept:
+        if request.parameters is None:
+            continue
+        found = found_on(host, one)
+        if found is None or are_others(found, request):
+            told = "no parameters" if found is None else found.strip() or "no parameters"
+            yield Difference(one.name, "", told, _text(request) or "no parameters")
+
+
+def _text(request: VgpuRequest) -> str:
+    return ",".join(f"{key}={value}" for key, value in (request.parameters or {}).items())
+
+
+def _pairs(text: str) -> frozenset[str]:
+    return frozenset("".join(text.split()).split(",")) - {""}
+
+
+_NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
+"""The name space of vGPU names made by layouts."""
+
+
+class Lacking(Value):
+    """An unmet request, its candidate GPUs, and how many of its vGPUs exist."""
+
+    request: VgpuRequest
+    scope: tuple[Gpu, ...]
+    there: int
+
+
+class Shares(Struct):
+    """The existing and the requested vGPUs."""
+
+    kept: list[tuple[VgpuRequest, Vgpu]] = field(default_factory=list)
+    missing: list[tuple[Lacking, tuple[str, ...]]] = field(default_factory=list)
+    """Unmet requests, with the names of the vGPUs to create for them."""
+    surplus: list[Vgpu] = field(default_factory=list)
+
+
+def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
+    """Which vGPUs stay: named ones first, then those in use by guests, then vfiomgr's own."""
+    shares = Shares()
+    left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
+    named = {uuid for request in rule.vgpus for uuid in request.uuids}
+    for request in sorted(rule.vgpus, key=_by_choice):
+        for scope in [tuple(known)] if request.count else [(gpu,) for gpu in known]:
+            count = request.count or request.per_gpu or 0
+            mine = frozenset(request.uuids) or None
+            kinds = {gpu.name: serving(gpu, creation(request)) for gpu in scope}
+            kept = [
+                (gpu, one)
+                for gpu in scope
+                for one in left[gpu.name]
+                if gpu.type_of(one) in kinds[gpu.name]
+                and (one.name not in named if mine is None else one.name in mine)
+            ]
+            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], request))
+            kept = kept[:count]
+            for gpu, one in kept:
+                left[gpu.name].remove(one)
+                shares.kept.append((request, one))
+            if len(kept) < count:
+                lacking = Lacking(request, scope, len(kept))
+                shares.missing.append((lacking, _names(case, lacking, count - len(kept), shares)))
+    shares.surplus = [one for gpu in known for one in left[gpu.name]]
+    return shares
+
+
+def creation(request: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
+    """The creation request for an unmet request."""
+    return CreateVgpu(
+        names,
+        type=request.type,
+        framebuffer=request.framebuffer,
+        series=request.series,
+        heads=request.heads,
+    )
+
+
+def _by_choice(request: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
+    """Requests that only few vGPUs can meet come first."""
+    return (
+        not request.uuids,
+        request.parameters is None,
+        request.per_gpu is None,
+        request.type is None,
+        -(request.framebuffer or 0),
+    )
+
+
+def _has_other_parameters(host: HostSnapshot, one: Vgpu, request: VgpuRequest) -> bool:
+    return are_others(found_on(host, one) or "", request)
+
+
+def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
+    def worth(one: Vgpu) -> tuple[bool, bool, str]:
+        return not host.holders(one), not host.vgpus.is_own(one), one.name
+
+    return sorted(gpu.instances, key=worth)
+
+
+def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
+    """The names for new vGPUs: those of the request, or the first free generated ones."""
+    request = lacking.request
+    taken = {one.name for one in case.host.vgpus.active}
+    taken.update(name for _, names in shares.missing for name in names)
+    place = lacking.scope[0].name if request.per_gpu else ""
+    row = f"{case.request.seed} {case.request.name} {place} {request}"
+    endless = (str(uuids.uuid5(_NAMES, f"{row} {number}")) for number in itertools.count())
+    names = iter(request.uuids) if request.uuids else endless
+    return tuple(itertools.islice((name for name in names if name not in taken), count))
+
+
+_ENDLESS = 1 << 20
+
+
+def impossible(
+    case: RuleContext, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
+) -> Iterator[Diagnostic]:
+    """All reasons against a rule's vGPUs, independent of the existing ones."""
+    yield from _foreign(case, shares)
+    for lacking, _ in shares.missing:
+        yield from _unmeetable(case, lacking)
+    yield from _taken_names(case.host, rule, known, shares)
+    for gpu in known:
+        yield from _too_many(rule, gpu)
+
+
+def _serving(gpu: Gpu, request: VgpuRequest) -> list[VgpuType]:
+    """The types of a GPU that meet a request."""
+    return serving(gpu, creation(request))
+
+
+def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
+    """A request that exceeds its GPUs, or that none of them supports."""
+    request = lacking.request
+    kinds = {gpu.name: _serving(gpu, request) for gpu in lacking.scope}
+    if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
+        names = ", ".join(gpu.name for gpu in lacking.scope)
+        yield blocker(
+            "vgpu-type-unavailable",
+            names,
+            f"{names} does not support {request}"
+            if len(kinds) == 1
+            else f"none of {names} supports {request}",
+            "show the types of each: vfiomgr vgpu list --types",
+        )
+    most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
+    count = request.count or request.per_gpu or 0
+    if 0 < sum(most) < count:
+        yield blocker(
+            "vgpu-no-capacity",
+            case.claim.label,
+            (
+                f"{case.claim.label} requests {count} x {request}, but its GPUs have capacity for "
+                f"{sum(most)}"
+            ),
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
+        )
+
+
+def _most(gpu: Gpu, kind: VgpuType) -> int:
+    """How many of a type fit on an otherwise empty GPU; a very large number if unknown."""
+    functions = sum(parent.is_virtual_function for parent in gpu.parents)
+    limits = [functions] if functions else []
+    limits += [kind.max_instances] if kind.max_instances is not None else []
+    if gpu.framebuffer is not None and kind.framebuffer and not (gpu.mode and gpu.mode.mig):
+        limits.append(gpu.framebuffer // kind.framebuffer)
+    return min(limits, default=_ENDLESS)
+
+
+def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
+    names = [one.name for one in shares.surplus if not case.host.vgpus.is_own(one)]
+    if names:
+        yield blocker(
+            "unmanaged-vgpus",
+            case.claim.label,
+            f"{case.claim.label} does not include these vGPUs, and vfiomgr did not create them: "
+            + ", ".join(names),
+            "add them to the layout, or remove them if they are not needed: vfiomgr vgpu remove "
+            + " ".join(names),
+        )
+
+
+def _taken_names(
+    host: HostSnapshot, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
+) -> Iterator[Diagnostic]:
+    kept = {one.name for _, one in shares.kept}
+    going = {one.name for one in shares.surplus}
+    for name in (uuid for request in rule.vgpus for uuid in request.uuids):
+        there = host.vgpus.named(name)
+        if there is not None and name not in kept | going:
+            yield blocker(
+                "vgpu-elsewhere",
+                there,
+                f"{there} is on {there.parent}, but the layout places it on "
+                + " or ".join(gpu.name for gpu in known),
+                f"choose another UUID, or first run vfiomgr vgpu remove {name}",
+            )
+
+
+def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
+    """The vGPUs per GPU that exceed what its types allow."""
+    requests = [request for request in rule.vgpus if request.per_gpu is not None]
+    kinds = [
+        (request.per_gpu or 0, kind) for request in requests for kind in _serving(gpu, request)[:1]
+    ]
+    functions = [parent for parent in gpu.parents if parent.is_virtual_function]
+    total = sum(count for count, _ in kinds)
+    if functions and total > len(functions):
+        yield blocker(
+            "vgpu-no-capacity",
+            gpu,
+            f"{gpu} has {counted(len(functions), 'virtual function')}, too few for "
+            f"{counted(total, 'vGPU')}",
+            "request fewer vGPUs, or more functions in the rule",
+        )
+    memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
+    if gpu.framebuffer is not None and memory > gpu.framebuffer:
+        yield blocker(
+            "vgpu-no-capacity",
+            gpu,
+            f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
+        )
+    for count, kind in kinds:
+        if kind.max_instances is not None and count > kind.max_instances:
+            yield blocker(
+                "vgpu-no-capacity",
+                gpu,
+                f"{gpu} has capacity for at most {kind.max_instances} {kind}, not {count}",
+                "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
+            )
 
 
 def parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
@@ -119,7 +408,7 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
         parts = (
             _without_surplus(case, shares),
             _with_missing(host, rule, shares),
-            vgpu_shares.plan_kept(case, shares.kept),
+            plan_kept(case, shares.kept),
         )
         return together(host, "", parts)
 
@@ -127,7 +416,7 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
     requests = " and ".join(map(_told, rule.vgpus))
     return replace(
         part,
-        differences=part.differences or tuple(vgpu_shares.differences(host, shares.kept)),
+        differences=part.differences or tuple(parameter_differences(host, shares.kept)),
         deferred=(f"{', '.join(names)}: {requests}",) if waits and part.plan.steps else (),
     )
 
@@ -155,9 +444,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
         plan = vgpu_plan.plan_create(narrow, request)
         new = [one for step in plan.steps if (one := _made_by(narrow, step)) is not None]
         parameters = [
-            vgpu_shares.setting(one.name, None, lacking.request)
-            for one in new
-            if lacking.request.parameters
+            setting(one.name, None, lacking.request) for one in new if lacking.request.parameters
         ]
         plans.append(replace(plan, steps=(*plan.steps, *parameters)))
         made += new

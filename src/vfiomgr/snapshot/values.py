@@ -19,8 +19,7 @@ from vfiomgr.pci.translation import Translation
 from vfiomgr.persistence.facet import FileFacts
 from vfiomgr.users.facet import UserFacts
 from vfiomgr.value import Value
-from vfiomgr.vgpu.facet import VgpuFacts
-from vfiomgr.vgpu.model import Vgpu
+from vfiomgr.vgpu.model import Vgpu, VgpuFacts
 
 if TYPE_CHECKING:  # slow to import, and few hosts are read with them: deferred_types
     from vfiomgr.check.model import Readiness  # noqa: TC004

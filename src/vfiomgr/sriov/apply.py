@@ -23,8 +23,8 @@ from vfiomgr.pci.capabilities import read_vectors
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import pci_device
 from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVectors, SetVfCount
-from vfiomgr.vgpu.mig.steps import RunSriovManage, sriov_manage_command
 from vfiomgr.vgpu.quota.model import is_met
+from vfiomgr.vgpu.steps import RunSriovManage, sriov_manage_command
 
 if TYPE_CHECKING:
     from vfiomgr.engine.verified_write import Operation

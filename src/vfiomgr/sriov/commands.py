@@ -31,8 +31,8 @@ from vfiomgr.sriov.steps import (
 )
 from vfiomgr.units import MIB, mebibytes
 from vfiomgr.vgpu.commands.quotas import quota_items
-from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import Priority, VfQuota, in_bytes
+from vfiomgr.vgpu.steps import RunSriovManage
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome

@@ -1,4 +1,7 @@
-"""Plans for the number of virtual functions (SR-IOV)."""
+"""Plans for the number of virtual functions (SR-IOV), and for their MSI-X vectors.
+
+Vectors are set by sriov_vf_msix_count (since Linux 5.13).
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,150 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
+from vfiomgr.paths import echo
 from vfiomgr.pci.drivers import DriverState
-from vfiomgr.sriov import quota_plan, vectors
+from vfiomgr.pci.model import pci_device
+from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
 from vfiomgr.sriov.steps import (
     ChangeQuotas,
+    ChangeVectors,
     FunctionsCheckpoint,
     QuotasCheckpoint,
     SetAutoprobe,
+    SetVectors,
     SetVfCount,
     SetVirtualFunctions,
 )
-from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig.steps import (
+from vfiomgr.units import counted
+from vfiomgr.vgpu.model import counted_places
+from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
+from vfiomgr.vgpu.projection import without_instances
+from vfiomgr.vgpu.quota import capacity
+from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
+from vfiomgr.vgpu.steps import (
     DRIVER,
     RunSriovManage,
     SetHeterogeneous,
     makes_by_program,
     persistence_before,
 )
-from vfiomgr.vgpu.model import counted
-from vfiomgr.vgpu.projection import without_instances
-from vfiomgr.vgpu.quota import capacity
-from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+@plans(ChangeVectors)
+def plan_vectors(host: HostSnapshot, request: ChangeVectors) -> Plan:
+    """Set the MSI-X vectors of one virtual function, or of all those of a physical function.
+
+    Raises:
+        Refusal: the driver cannot set them, the device has fewer, or a function has a driver.
+        UnknownDevice: the address is not found.
+
+    """
+    named = host.device(request.address)
+    physical = host.device(named.physical_function or named.address)
+    every = [host.device(address) for address in physical.virtual_functions]
+    chosen = every if named is physical else [named]
+    refuse_if_any(_none_there(physical))
+    counts = [
+        request.vectors if each in chosen else host.vectors_of(each.address) or 0 for each in every
+    ]
+    refuse_if_any(impossible_vectors(physical, counts))
+    steps = exchange_vectors(host, physical, chosen, request.vectors)
+    who = f"all virtual functions of {physical}" if named is physical else str(named)
+    return Plan(
+        f"set the MSI-X vectors of {who} to {request.vectors}",
+        steps,
+        tuple(sorted({device_lock(physical), *map(device_lock, chosen)})),
+        resolves=(str(named.address),),
+        already=() if steps else (f"{who} already has {request.vectors} MSI-X vectors",),
+    )
+
+
+def present_vectors(host: HostSnapshot, physical: PciDevice) -> tuple[int | None, ...]:
+    """The vectors of the existing functions in order; empty if none is known."""
+    found = tuple(host.vectors_of(address) for address in physical.virtual_functions)
+    return found if any(found) else ()
+
+
+def exchange_vectors(
+    host: HostSnapshot, physical: PciDevice, chosen: Sequence[PciDevice], count: int | None
+) -> tuple[SetVectors, ...]:
+    """The step that sets the vectors of existing functions; none if they have that many.
+
+    Raises:
+        Refusal: one of them has a driver.
+
+    """
+    if count is None:
+        return ()
+    now = {each.address: host.vectors_of(each.address) for each in chosen}
+    changing = [each for each in chosen if now[each.address] not in (None, count)]
+    refuse_if_any(_on_drivers(changing))
+    addresses = {each.address for each in changing}
+    functions = physical.virtual_functions
+    step = SetVectors(
+        physical.identity,
+        before=tuple(now[a] if a in addresses else None for a in functions),
+        after=tuple(count if a in addresses else None for a in functions),
+    )
+    return (step,) if changing else ()
+
+
+def impossible_vectors(physical: PciDevice, counts: Sequence[int]) -> Iterator[Diagnostic]:
+    """Refuse vectors that the driver cannot set, or that the device does not have."""
+    total = physical.sriov_vf_total_msix
+    if total == 0 and physical.driver is not None and not physical.is_on_vfio:
+        yield vectors_unavailable(physical, "sriov_vf_total_msix is 0")
+    elif total and sum(counts) > total:
+        yield blocker(
+            "vectors-exceeded",
+            physical,
+            f"{physical} has {total} MSI-X vectors for its virtual functions, not {sum(counts)}",
+            f"request at most {total // len(counts)} for each of "
+            f"{counted(len(counts), 'virtual function')}",
+        )
+
+
+def vectors_unavailable(physical: PciDevice, why: str) -> Diagnostic:
+    """The refusal of a driver that cannot set vectors."""
+    return blocker(
+        "vectors-unavailable",
+        physical,
+        f"driver {physical.driver} of {physical} cannot set the MSI-X vectors of virtual functions "
+        f"({why})",
+        "leave out the vectors; mlx5_core and ice can set them, if the firmware supports it",
+    )
+
+
+def _none_there(physical: PciDevice) -> Iterator[Diagnostic]:
+    if not physical.virtual_functions:
+        yield blocker(
+            "no-virtual-functions",
+            physical,
+            f"{physical} has no virtual functions",
+            f"create them: vfiomgr sriov set {physical.address} COUNT",
+        )
+
+
+def _on_drivers(functions: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """Refuse functions with drivers, which use their vectors (EBUSY)."""
+    for each in functions:
+        if each.driver is not None:
+            unbind = echo(str(each.address), pci_device(each.address) / "driver/unbind")
+            yield blocker(
+                "vectors-in-use",
+                each,
+                f"{each} is on {each.driver}, and its MSI-X vectors can only be set without driver",
+                f"vfiomgr unbind {each.address}" if each.is_on_vfio else f"unbind it: {unbind}",
+            )
+
 
 _CLASS_NETWORK = "02"
 
@@ -75,7 +192,7 @@ def plan_set(
             *_no_maker(device),
             *_carrying(host, device, present),
             *(o for vf in present for o in _in_use(host, vf)),
-            *(gpu_instances.unmovable(host, device) if makes_by_program(host, device) else ()),
+            *(unmovable_instances(host, device) if makes_by_program(host, device) else ()),
         ]
     )
     return Plan(
@@ -98,7 +215,7 @@ def _plan_as_many(
     present = _virtual_functions(host, device)
     already = f"{device} already has {request.count} of {device.sriov_totalvfs} virtual functions"
     steps = (
-        *vectors.exchange(host, device, present, request.vectors),
+        *exchange_vectors(host, device, present, request.vectors),
         *_changes(host, device, request, checkpoint),
     )
     if request.share is None or not request.count:
@@ -122,7 +239,7 @@ def resolve(
     known = host.vgpus.quotas_of(device)
     if makes_by_program(host, device):
         mixed = _is_heterogeneous(host, device)
-        instances = gpu_instances.places(host, device)
+        instances = present_instances(host, device)
         found = replace(found, heterogeneous=mixed, instances=instances)
     elif known is not None:
         found = replace(found, priority=known.text(PHYSICAL_PRIORITY))
@@ -178,10 +295,10 @@ def _changes_by_program(
     identity, present = device.identity, device.sriov_numvfs or 0
     if present != request.count:
         yield from persistence_before(host, device)
-    here = gpu_instances.places(host, device)
+    here = present_instances(host, device)
     instances = here if checkpoint.instances is None else checkpoint.instances
     if present != request.count and here:
-        yield from gpu_instances.exchange(host, device, ())
+        yield from exchange_instances(host, device, ())
         host = without_instances(host, device)
     mixed = _is_heterogeneous(host, device)
     wanted = mixed if checkpoint.heterogeneous is None else checkpoint.heterogeneous
@@ -195,7 +312,7 @@ def _changes_by_program(
         mixed = False
     if request.count and mixed is not wanted:
         yield SetHeterogeneous(identity, before=mixed, after=wanted)
-    yield from gpu_instances.exchange(host, device, instances)
+    yield from exchange_instances(host, device, instances)
 
 
 def _changes_by_kernel(
@@ -228,7 +345,7 @@ def _changes_by_kernel(
             autoprobe = wanted
         kept = shares.kept if before else ()
         made = (request.vectors,) * after if request.vectors is not None else ()
-        had = vectors.present(host, device) if before else made
+        had = present_vectors(host, device) if before else made
         yield SetVfCount(identity, before=before, after=after, shares=kept, vectors=had)
         yield from shares.checks if after else shares.between
     if autoprobe is not None and restored is not None and autoprobe is not restored:
@@ -309,9 +426,9 @@ def _no_vectors(
         )
         return
     if makes_by_program(host, device):
-        yield vectors.unavailable(device, "sriov-manage creates them")
+        yield vectors_unavailable(device, "sriov-manage creates them")
         return
-    yield from vectors.impossible(device, [request.vectors] * request.count)
+    yield from impossible_vectors(device, [request.vectors] * request.count)
     if request.autoprobe and device.sriov_numvfs != request.count:
         yield blocker(
             "vectors-in-use",
@@ -376,7 +493,7 @@ def _instance_notes(
         fate = "are lost with its virtual functions"
         if checkpoint.instances is None:
             fate = "are destroyed for sriov-manage, then created again in place"
-        yield f"GPU instances (MIG) of {device} {fate}: {counted(partition.places)}"
+        yield f"GPU instances (MIG) of {device} {fate}: {counted_places(partition.places)}"
 
 
 def _notes(

@@ -11,9 +11,9 @@ from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.units import counted
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.steps import FunctionsStep
 from vfiomgr.vgpu.model import InstancePlace
 from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
+from vfiomgr.vgpu.steps import FunctionsStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

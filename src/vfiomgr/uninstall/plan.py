@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.plan import plan_remove
 from vfiomgr.containers.cdi.requests import RemoveCdi
-from vfiomgr.definitions import boot
+from vfiomgr.definitions import plan
 from vfiomgr.definitions.model import GPU_DIRECTORY
 from vfiomgr.definitions.plan import LOCK as DEFINITIONS
 from vfiomgr.diagnostic import Remedy, diagnostics_of, refusal
@@ -114,7 +114,7 @@ def _definitions(host: HostSnapshot) -> Plan:
         names = ", ".join(definition.uuid for definition in host.defined.vgpus)
         undo = "delete them with: vfiomgr vgpu undefine NAME"
         notes.append(f"definitions in mdevctl's format stay: {names}; {undo}")
-    steps = (*removals, *boot.exchange(host, (), (), None).steps)
+    steps = (*removals, *plan.exchange(host, (), (), None).steps)
     return Plan("", steps, locks=(DEFINITIONS,) if steps else (), notes=tuple(notes))
 
 

@@ -18,18 +18,21 @@ from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.passthrough.vfio_nodes import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import pci_device
-from vfiomgr.vgpu import facts, marks
-from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
-from vfiomgr.vgpu.mig.steps import (
+from vfiomgr.vgpu import facts, reader
+from vfiomgr.vgpu.model import counted_places, is_same_text
+from vfiomgr.vgpu.nvidia_smi import read_instances, read_mode, read_persistence
+from vfiomgr.vgpu.steps import (
+    CreateMdev,
     ModeStep,
+    RemoveMdev,
     SetGpuInstances,
     SetHeterogeneous,
     SetMig,
     SetPersistence,
+    SetVgpuAttribute,
+    SetVgpuType,
     instance_command,
 )
-from vfiomgr.vgpu.model import counted, is_same_text
-from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -134,26 +137,26 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
         )
         raise HostError(message, "check dmesg for messages of the driver")
     if step.after:
-        marks.unmark(tree, step.device.address)
+        reader.unmark(tree, step.device.address)
     else:
-        marks.disclaim(tree, step.device.address)
+        reader.disclaim(tree, step.device.address)
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write the type; mark a function that rejects a type which its driver offers."""
     directory = pci_device(step.device.address)
     if step.after:
-        marks.claim(tree, step.device.address, step.after)
+        reader.claim(tree, step.device.address, step.after)
     try:
         with explaining("vgpu-type", str(step.device.address)):
             tree.write(directory / facts.DIRECTORY / facts.CURRENT, str(step.after))
     except WriteFailed as error:
         if step.after:
-            marks.disclaim(tree, step.device.address)
+            reader.disclaim(tree, step.device.address)
         offered = {kind.id for kind in facts.creatable_types(tree, directory)}
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
             with suppress(OSError):  # a full /run must not hide the driver's error
-                marks.mark(tree, step.device.address, f"rejected type {step.after}")
+                reader.mark(tree, step.device.address, f"rejected type {step.after}")
             error.hint += (
                 "; vfiomgr uses another virtual function next time: vfiomgr vgpu list --types"
             )
@@ -222,7 +225,7 @@ def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
             _complete(tree, step, instance, place)
     missing = tuple(place for place in step.made if _where(place) not in there)
     for call in step.creations(missing):
-        _call(tree, call, f"{step.device.address}: GPU instances {counted(missing)}")
+        _call(tree, call, f"{step.device.address}: GPU instances {counted_places(missing)}")
     _verify(tree, step)
 
 
@@ -265,8 +268,8 @@ def _verify(tree: HostTree, step: SetGpuInstances) -> None:
     left = tuple(place for place in step.gone if place in there)
     if missing or left:
         message = f"cannot set GPU instances of {step.device.address}: nvidia-smi reports "
-        message += counted(tuple(sorted(there, key=lambda place: place.start)))
-        message += f"; missing: {counted(missing)}; left over: {counted(left)}"
+        message += counted_places(tuple(sorted(there, key=lambda place: place.start)))
+        message += f"; missing: {counted_places(missing)}; left over: {counted_places(left)}"
         raise HostError(message, "check dmesg (NVRM), and run: vfiomgr vgpu instances")
 
 

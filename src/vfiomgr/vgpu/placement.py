@@ -23,8 +23,8 @@ from vfiomgr.vgpu.capacity import (
     room,
     why_none_is_free,
 )
-from vfiomgr.vgpu.mig.steps import creation, lacks_vgpu_functions, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
+from vfiomgr.vgpu.steps import creation, lacks_vgpu_functions, without_functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

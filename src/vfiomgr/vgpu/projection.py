@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.users.model import HostUse
-from vfiomgr.vgpu.mig.steps import makes_by_program
 from vfiomgr.vgpu.model import GpuMode, mark_file
+from vfiomgr.vgpu.steps import makes_by_program
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -1,14 +1,19 @@
-"""Requests to create and remove vGPUs, and the steps that they consist of."""
+"""Requests to create and remove vGPUs, their steps, and those that need NVIDIA's programs.
+
+sriov-manage unbinds the GPU from its driver, binds it again, and turns persistence mode on. A GPU
+in that mode has a use count that no open file shows, and its driver never releases it.
+"""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
+from vfiomgr.documents.text import printable
 from vfiomgr.engine.plan import (
     UDEV_DEADLINE,
     Checkpoint,
@@ -18,15 +23,18 @@ from vfiomgr.engine.plan import (
     UndoEffects,
 )
 from vfiomgr.engine.registry import reports_undo
-from vfiomgr.paths import echo
-from vfiomgr.pci.model import DeviceIdentity, pci_device
+from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.paths import SRIOV_MANAGE, echo
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address, pci_device
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import PARAMETERS
+from vfiomgr.vgpu.model import PARAMETERS, InstancePlace, counted_places
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Topic
-    from vfiomgr.snapshot.model import HostSnapshot
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.engine.plan import Topic
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 Strategy = Literal["pack", "spread"]
 """Fill one GPU after the other, or spread vGPUs evenly."""
@@ -226,3 +234,260 @@ def removed_vgpu(host: HostSnapshot, step: SetVgpuType) -> UndoEffects:
     """The vGPU that the step created, if it exists."""
     vgpu = host.vgpus.named(str(step.device.address)) if step.after else None
     return UndoEffects(removed=() if vgpu is None else (vgpu,))
+
+
+PROGRAM_DEADLINE = 300.0
+"""Seconds to create all virtual functions of a GPU, including an unbind and bind of the GPU."""
+
+
+class FunctionsStep(Exchange, Value):
+    """A step that creates or removes virtual functions; the states are their numbers."""
+
+    device: DeviceIdentity
+    before: int
+    after: int
+
+    affects: ClassVar[str] = "functions"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
+
+
+@reports_undo(FunctionsStep)
+def removed_functions(host: HostSnapshot, step: FunctionsStep) -> UndoEffects:
+    """The virtual functions that the step created, and where it removed others."""
+    removed = tuple(host.virtual_functions(step.device)) if step.after else ()
+    below = step.device.bridge_path if step.before > 0 else None
+    return UndoEffects(leaving=removed, removed=removed, recreated_below=below)
+
+
+class RunSriovManage(FunctionsStep):
+    """Create all virtual functions of a GPU, or remove them; `before` or `after` is 0."""
+
+    kind: ClassVar[str] = "run-sriov-manage"
+
+    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (shlex.join(sriov_manage_command(self.device, is_on=bool(self.after))),)
+
+
+class ModeStep(Exchange, Value):
+    """A step that sets a mode of a GPU with an option of nvidia-smi."""
+
+    device: DeviceIdentity
+    before: bool
+    after: bool
+
+    option: ClassVar[tuple[str, ...]]
+
+    def command(self) -> tuple[str, ...]:
+        """The command that performs the step."""
+        value, address = str(int(self.after)), str(self.device.address)
+        return ("nvidia-smi", *self.option, value, "-i", address)
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (shlex.join(self.command()),)
+
+
+class SetHeterogeneous(ModeStep):
+    """Allow or forbid vGPUs of different sizes on a GPU; possible only without vGPUs."""
+
+    kind: ClassVar[str] = "set-heterogeneous"
+
+    is_setting: ClassVar[bool] = True
+    option: ClassVar[tuple[str, ...]] = ("vgpu", "-shm")
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        word = "of different sizes" if self.after else "of one size only"
+        return f"{self.device.address}: vGPUs {word}"
+
+
+class SetMig(ModeStep):
+    """Turn MIG mode of a GPU on or off; possible only without virtual functions.
+
+    The mode survives a reboot of the host.
+    """
+
+    kind: ClassVar[str] = "set-mig"
+
+    outlasts_reboot: ClassVar[bool] = True
+    option: ClassVar[tuple[str, ...]] = ("-mig",)
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"{self.device.address}: MIG {'on' if self.after else 'off'}"
+
+
+class SetPersistence(ModeStep):
+    """Turn persistence mode on or off; while it is on, the driver never releases the GPU."""
+
+    kind: ClassVar[str] = "set-persistence"
+
+    option: ClassVar[tuple[str, ...]] = ("-pm",)
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
+
+
+class SetGpuInstances(Exchange, Value):
+    """Replace GPU instances of a GPU in MIG mode; instances in both states are not touched.
+
+    Placements are in memory slices, so that a destroyed instance can be recreated in place.
+    Instances in neither state belong to someone else and are kept.
+    """
+
+    device: DeviceIdentity
+    before: tuple[InstancePlace, ...]
+    after: tuple[InstancePlace, ...]
+    kind: ClassVar[str] = "set-gpu-instances"
+
+    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
+
+    @classmethod
+    def is_restored_later(cls, own: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether instances were removed only for a run of sriov-manage, which destroys them."""
+        alike = (other for other in later if other["kind"] == own["kind"])
+        return any(other["after"] and other["device"] == own["device"] for other in alike)
+
+    @property
+    def gone(self) -> tuple[InstancePlace, ...]:
+        """The instances to destroy."""
+        return tuple(place for place in self.before if place not in self.after)
+
+    @property
+    def made(self) -> tuple[InstancePlace, ...]:
+        """The instances to create."""
+        return tuple(place for place in self.after if place not in self.before)
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return self._in_words("create", "destroy", "keep")
+
+    def report(self) -> str:
+        """Describe the performed step in one line."""
+        return self._in_words("created", "destroyed", "kept")
+
+    def _in_words(self, create: str, destroy: str, keep: str) -> str:
+        parts = [f"{create} {', '.join(map(str, self.made))}"] if self.made else []
+        parts += [f"{destroy} {', '.join(map(str, self.gone))}"] if self.gone else []
+        kept = [place for place in self.before if place in self.after]
+        text = f"{self.device.address}: GPU instances: {'; '.join(reversed(parts))}"
+        return f"{text}; {keep} {counted_places(tuple(kept))}" if kept else text
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands; the list shows the numbers of instances."""
+        lines: list[str] = []
+        if self.gone:
+            where = printable(", ".join(str(place) for place in self.gone))
+            has_compute = any(place.has_compute for place in self.gone)
+            listing = shlex.join(instance_command(self.device, "-lgi"))
+            lines.append(f"{listing}    # ID: the instance of {where}")
+            lines += [
+                shlex.join(instance_command(self.device, word, "-gi", "ID"))
+                for word in (["-dci", "-dgi"] if has_compute else ["-dgi"])
+            ]
+        return (*lines, *map(shlex.join, self.creations()))
+
+    def creations(self, among: tuple[InstancePlace, ...] | None = None) -> list[tuple[str, ...]]:
+        """The commands that create instances: all, or only the missing ones."""
+        places = self.made if among is None else among
+        calls: list[tuple[str, ...]] = []
+        for has_compute in (True, False):
+            some = [place.specifier for place in places if place.has_compute is has_compute]
+            if some:
+                words = ["-cgi", ",".join(some)]
+                words += ["-C"] if has_compute else []
+                calls.append(instance_command(self.device, *words))
+        return calls
+
+
+def instance_command(device: DeviceIdentity, *words: str) -> tuple[str, ...]:
+    """The nvidia-smi command for GPU instances of a GPU."""
+    return ("nvidia-smi", "mig", *words, "-i", str(device.address))
+
+
+def sriov_manage_command(device: DeviceIdentity, *, is_on: bool) -> tuple[str, ...]:
+    """The command that creates or removes all virtual functions of a GPU."""
+    return (SRIOV_MANAGE, "-e" if is_on else "-d", str(device.address))
+
+
+DRIVER = "nvidia"
+"""Drivers whose virtual functions a vendor program creates and initializes."""
+
+
+def makes_by_program(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether NVIDIA's sriov-manage creates the virtual functions of a device."""
+    return device.driver == DRIVER and host.vgpus.has_sriov_manage
+
+
+def persistence_before(host: HostSnapshot, device: PciDevice) -> Iterator[SetPersistence]:
+    """Keep persistence mode off, if it is off before the program runs.
+
+    The step changes nothing when performed. Its undo runs after sriov-manage and turns the mode off
+    before anything unbinds the GPU.
+    """
+    if host.users.in_persistence_mode(device.address) is False:
+        yield SetPersistence(device.identity, before=False, after=False)
+
+
+def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ChangeDriver]:
+    """The steps that would unbind a GPU while persistence mode holds it."""
+    is_on: dict[PciAddress, bool | None] = {}
+    for step in steps:
+        match step:
+            case RunSriovManage():
+                is_on[step.device.address] = True
+            case SetPersistence():
+                is_on[step.device.address] = step.after
+            case ChangeDriver() if step.after.driver != DRIVER:
+                address = step.device.address
+                if is_on.get(address, host.users.in_persistence_mode(address)):
+                    yield step
+                is_on[address] = False
+
+
+def creation(host: HostSnapshot, device: PciDevice, count: int | None = None) -> str:
+    """The command that creates virtual functions of a device, all of them by default.
+
+    NVIDIA's need their driver, which `sriov set` keeps from binding them.
+    """
+    if lacks_vgpu_functions(host, device):
+        return f"vfiomgr vgpu mode {device.address} vgpu"
+    number = count or device.sriov_totalvfs or "COUNT"
+    return f"vfiomgr sriov set {device.physical_function or device.address} {number}"
+
+
+def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
+    """The physical function of a missing virtual function, and the command that creates it."""
+    if not is_address(name) or host.device_named(name) is not None:
+        return None
+    address = PciAddress.parse(name)
+    for device in host.devices:
+        index = device.index_of_function(address)
+        if index is not None:
+            return device, creation(host, device, max(index + 1, device.sriov_numvfs or 0))
+    return None
+
+
+def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether an NVIDIA GPU on its driver has no virtual function that can have a vGPU.
+
+    They need a driver for that; `sriov set` creates them without one where the kernel creates them.
+    """
+    if device.driver != DRIVER or not device.sriov_totalvfs:
+        return False
+    names = set(map(str, device.virtual_functions))
+    functions = filter(None, map(host.device_named, names))
+    is_free = host.vgpus.parent_names.isdisjoint(names)
+    return is_free and all(function.driver != DRIVER for function in functions)
+
+
+def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:
+    """NVIDIA GPUs on their driver that support virtual functions, and have none for vGPUs."""
+    return tuple(device for device in host.devices if lacks_vgpu_functions(host, device))

@@ -238,7 +238,7 @@ def test_a_plan_imports_what_it_uses(kernel: FakeKernel) -> None:
         ),
         *("vfiomgr.main.usage", "vfiomgr.main.shells", "vfiomgr.documents.reader"),
         *("vfiomgr.check.facts", "vfiomgr.check.model", "vfiomgr.pci.guest_support"),
-        *("vfiomgr.topology.build", "vfiomgr.vgpu.mig.facts", "vfiomgr.engine.run"),
+        *("vfiomgr.topology.build", "vfiomgr.vgpu.nvidia_smi", "vfiomgr.engine.run"),
     }
 
 

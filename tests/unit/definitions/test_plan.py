@@ -22,12 +22,6 @@ from tests.unit.defined_vgpus import (
 )
 from tests.unit.devices import with_facts
 from tests.unit.vgpus import a40_type, vgpu_host
-from vfiomgr.definitions.boot import (
-    render_instance,
-    render_registration_rule,
-    render_service,
-    render_wanted,
-)
 from vfiomgr.definitions.model import (
     INSTANCE,
     RULE,
@@ -41,6 +35,12 @@ from vfiomgr.definitions.model import (
     parse_gpu_definition,
     render_definition,
     render_gpu_definition,
+)
+from vfiomgr.definitions.plan import (
+    render_instance,
+    render_registration_rule,
+    render_service,
+    render_wanted,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
 from vfiomgr.documents.text import TextFile

@@ -28,9 +28,15 @@ from vfiomgr.definitions.restore import candidates
 from vfiomgr.engine.registry import plan
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetMig
 from vfiomgr.vgpu.model import GpuMode
-from vfiomgr.vgpu.steps import CreateMdev, SetVgpuAttribute, SetVgpuType
+from vfiomgr.vgpu.steps import (
+    CreateMdev,
+    RunSriovManage,
+    SetHeterogeneous,
+    SetMig,
+    SetVgpuAttribute,
+    SetVgpuType,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import GpuDefinition

@@ -36,7 +36,7 @@ from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES, HostPath
 from vfiomgr.pci.facts import read_identity, read_virtual_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.apply import set_attribute
-from vfiomgr.vgpu.mig.facts import read_mode
+from vfiomgr.vgpu.nvidia_smi import read_mode
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:

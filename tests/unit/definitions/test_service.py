@@ -5,13 +5,13 @@ from configparser import ConfigParser
 
 import pytest
 
-from vfiomgr.definitions.boot import (
+from vfiomgr.definitions.model import INSTANCE, SERVICE
+from vfiomgr.definitions.plan import (
     render_instance,
     render_registration_rule,
     render_service,
     render_wanted,
 )
-from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.errors import Refusal
 
 

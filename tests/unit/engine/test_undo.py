@@ -20,8 +20,7 @@ from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetMig, SetPersistence
-from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
+from vfiomgr.vgpu.steps import CreateMdev, RunSriovManage, SetMig, SetPersistence, SetVgpuType
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, ON, VFS, run
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
-from vfiomgr.vgpu.mig.steps import SetMig
 from vfiomgr.vgpu.model import GpuMode, Vgpu
+from vfiomgr.vgpu.steps import SetMig
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -23,9 +23,8 @@ from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.capacity import Capacity, gpus, room
-from vfiomgr.vgpu.mig.steps import SetGpuInstances, SetMig
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
-from vfiomgr.vgpu.steps import CreateVgpu, SetVgpuType
+from vfiomgr.vgpu.steps import CreateVgpu, SetGpuInstances, SetMig, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan

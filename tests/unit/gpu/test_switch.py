@@ -24,9 +24,8 @@ from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.users.model import DeviceUser
-from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import VgpuParent, mark_file, mark_of
-from vfiomgr.vgpu.steps import SetVgpuType
+from vfiomgr.vgpu.steps import SetPersistence, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan

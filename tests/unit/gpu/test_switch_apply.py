@@ -18,7 +18,7 @@ from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.mig.facts import read_mode
+from vfiomgr.vgpu.nvidia_smi import read_mode
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:

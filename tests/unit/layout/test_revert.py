@@ -17,8 +17,7 @@ from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
 from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.users.unknown import UnknownUsers
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
-from vfiomgr.vgpu.steps import SetVgpuAttribute
+from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, SetVgpuAttribute
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override

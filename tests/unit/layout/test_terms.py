@@ -142,11 +142,10 @@ _PLANNERS = (
     "gpu/plan.py",
     "gpu/switch.py",
     "sriov/plan.py",
-    "sriov/vectors.py",
     "vgpu/plan.py",
     "vgpu/placement.py",
     "vgpu/capacity.py",
-    "layout/vgpu_shares.py",
+    "layout/vgpus.py",
     "layout/parts.py",
 )
 _NEVER_TOLD = ("vgpu remove --all --parent X",)

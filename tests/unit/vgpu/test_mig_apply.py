@@ -23,10 +23,9 @@ from vfiomgr.paths import BOOT_ID
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.mig.facts import read_instances
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetGpuInstances, SetMig
 from vfiomgr.vgpu.model import InstancePlace
-from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.nvidia_smi import read_instances
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, RunSriovManage, SetGpuInstances, SetMig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

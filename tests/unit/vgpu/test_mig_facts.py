@@ -9,14 +9,14 @@ import pytest
 from tests.unit.devices import pci_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.tree import HostTree
-from vfiomgr.vgpu.mig.facts import (
+from vfiomgr.vgpu.model import InstanceProfile
+from vfiomgr.vgpu.nvidia_smi import (
     parse_instances,
     parse_processes,
     parse_profiles,
     read_instances,
     read_partitions,
 )
-from vfiomgr.vgpu.model import InstanceProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

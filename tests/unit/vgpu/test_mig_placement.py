@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.partitions import A100, instance, partition
-from vfiomgr.vgpu.mig.placement import lay_out, more_of
+from vfiomgr.vgpu.capacity import lay_out, more_of
 
 if TYPE_CHECKING:
     from vfiomgr.vgpu.model import GpuPartition

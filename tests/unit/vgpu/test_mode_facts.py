@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from tests.unit.devices import pci_device
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.mig.facts import (
+from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
+from vfiomgr.vgpu.nvidia_smi import (
     parse_modes,
     read_log,
     read_mode,
     read_persistence,
     with_known_types,
 )
-from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

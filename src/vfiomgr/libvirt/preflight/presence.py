@@ -12,7 +12,7 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.steps import creation_of
+from vfiomgr.vgpu.steps import creation_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

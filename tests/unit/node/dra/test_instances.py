@@ -17,7 +17,7 @@ from tests.unit.vgpus import add_divided_gpu
 from tests.unit.vgpus import instance as vgpu_on
 from vfiomgr.node.dra.plan import pools
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.vgpu.mig.placement import lay_out
+from vfiomgr.vgpu.capacity import lay_out
 from vfiomgr.vgpu.model import GpuMode, GpuPartition, VgpuType, describe_type
 
 if TYPE_CHECKING:

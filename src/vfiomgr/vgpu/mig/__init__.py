@@ -1,1 +1,0 @@
-"""GPU instances (MIG) and the modes of NVIDIA GPUs."""
