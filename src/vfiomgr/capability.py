@@ -88,6 +88,7 @@ register(
         values=("requests",),
         plans=("compare", "revert", "boot"),
         hooks=("revert",),
+        rules=("document",),
     ),
     Capability(
         "vfiomgr.kata",

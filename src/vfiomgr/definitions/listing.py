@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, unknown_users
 from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.definitions.model import RULE, SERVICE
+from vfiomgr.definitions.model import RULE, SERVICE, FunctionDefinition
 from vfiomgr.vgpu.commands.active import users_of
-from vfiomgr.vgpu.model import PARAMETERS, describe_type
+from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, VgpuDefinition
+    from vfiomgr.definitions.model import Definition
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session
     from vfiomgr.vgpu.model import Vgpu
@@ -27,8 +27,8 @@ _IN_WORDS = {"in-use": "in use", "other": "name used by another vGPU"}
 def list_defined(session: Session) -> None:
     """List vGPU definitions, active or not, and unusable files."""
     host = session.with_vgpu_users(session.scan())
-    items = [_mdev_item(host, definition) for definition in host.defined.vgpus]
-    items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
+    items = [_item(host, one, one.path) for one in host.defined.vgpus]
+    items += [_item(host, one, gpu.path) for gpu in host.defined.gpus for one in gpu.vgpus]
     problems = host.defined.problems
     if session.format != "table":
         print_document("VgpuDefinitionList", {"items": items, "problems": problems}, session.format)
@@ -45,67 +45,42 @@ def list_defined(session: Session) -> None:
         note(text)
 
 
-def _mdev_item(host: HostSnapshot, definition: VgpuDefinition) -> dict[str, object]:
-    active = host.vgpus.named(definition.uuid)
-    starter = "vfiomgr" if host.defined.file(RULE) is not None else None
-    kinds = [k for p in host.vgpus.parents if p.name == definition.parent for k in p.types]
-    return {
-        "name": definition.uuid,
-        "uuid": definition.uuid,
-        "parent": definition.parent,
-        "type": definition.type_id,
-        "type_name": next((kind.name for kind in kinds if kind.id == definition.type_id), None),
-        "start": definition.start,
-        **_state(host, active, definition.parent, definition.type_id),
-        "attributes": _attributes(definition.attributes),
-        "kept_by": "mdevctl",
-        "path": definition.path,
-        "started_by": _starter(
-            definition.autostart, "mdevctl" if host.defined.is_started_by_mdevctl else starter
-        ),
-    }
-
-
-def _function_item(
-    host: HostSnapshot, gpu: GpuDefinition, function: FunctionDefinition
-) -> dict[str, object]:
-    name = str(function.address)
-    starter = "vfiomgr" if host.defined.file(SERVICE) is not None else None
-    attributes = [(PARAMETERS, function.parameters)] if function.parameters else []
-    return {
-        "name": name,
-        "uuid": None,
-        "parent": name,
-        "type": function.type_id,
-        "type_name": function.type_name,
-        "start": function.start,
-        **_state(host, host.vgpus.named(name), name, function.type_id),
-        "attributes": _attributes(attributes),
-        "kept_by": "vfiomgr",
-        "path": gpu.path,
-        "started_by": _starter(function.autostart, starter),
-    }
-
-
-def _state(host: HostSnapshot, active: Vgpu | None, parent: str, type_id: str) -> dict[str, object]:
-    """The state of a definition; `other` if a different vGPU has its name."""
-    is_there = active is not None and active.parent == parent
+def _item(host: HostSnapshot, one: Definition, path: str) -> dict[str, object]:
+    active = host.vgpus.named(one.name)
+    is_there = active is not None and active.parent == one.parent
     users = users_of(host, active) if active is not None and is_there else []
-    if active is None:
-        state = "inactive"
-    elif (active.parent, active.type) != (parent, type_id):
-        state = "other"
+    if isinstance(one, FunctionDefinition):
+        is_mdev, type_name = False, one.type_name
+        starter = "vfiomgr" if host.defined.file(SERVICE) is not None else None
     else:
-        state = "in-use" if users else "active"
-    return {"active": is_there, "state": state, "users": users}
+        kinds = [k for p in host.vgpus.parents if p.name == one.parent for k in p.types]
+        is_mdev, type_name = True, next((k.name for k in kinds if k.id == one.type_id), None)
+        starter = "vfiomgr" if host.defined.file(RULE) is not None else None
+        starter = "mdevctl" if host.defined.is_started_by_mdevctl else starter
+    return {
+        "name": one.name,
+        "uuid": one.name if is_mdev else None,
+        "parent": one.parent,
+        "type": one.type_id,
+        "type_name": type_name,
+        "start": one.start,
+        "active": is_there,
+        "state": _state(active, one, is_used=bool(users)),
+        "users": users,
+        "attributes": [{"name": name, "value": text} for name, text in one.attributes],
+        "kept_by": "mdevctl" if is_mdev else "vfiomgr",
+        "path": path,
+        "started_by": starter if one.autostart else None,
+    }
 
 
-def _starter(autostart: bool, starter: str | None) -> str | None:  # noqa: FBT001 - passed above
-    return starter if autostart else None
-
-
-def _attributes(attributes: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"name": name, "value": text} for name, text in attributes]
+def _state(active: Vgpu | None, one: Definition, *, is_used: bool) -> str:
+    """The state of a definition; `other` if a different vGPU has its name."""
+    if active is None:
+        return "inactive"
+    if (active.parent, active.type) != (one.parent, one.type_id):
+        return "other"
+    return "in-use" if is_used else "active"
 
 
 def _row(item: dict[str, object]) -> tuple[str, ...]:

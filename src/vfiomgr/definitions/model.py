@@ -24,7 +24,7 @@ from vfiomgr.paths import MDEV_DEVICES, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.persistence.model import RULES, UNITS
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import is_same_text
+from vfiomgr.vgpu.model import PARAMETERS, is_same_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,6 +77,15 @@ class VgpuDefinition(Value):
 
     def _compared(self) -> tuple[object, ...]:
         return (self.parent, self.uuid, self.type_id, self.autostart, self.attributes)
+
+    @property
+    def name(self) -> str:
+        """Its name in commands."""
+        return self.uuid
+
+    @property
+    def type_name(self) -> None:
+        """Unknown: mdevctl's files have no names of types."""
 
     @property
     def path(self) -> HostPath:
@@ -238,6 +247,21 @@ class FunctionDefinition(Value):
     start: Start = "manual"
 
     @property
+    def name(self) -> str:
+        """Its name in commands."""
+        return str(self.address)
+
+    @property
+    def parent(self) -> str:
+        """The function itself."""
+        return self.name
+
+    @property
+    def attributes(self) -> Attributes:
+        """Its parameters as an attribute."""
+        return ((PARAMETERS, self.parameters),) if self.parameters.strip() else ()
+
+    @property
     def autostart(self) -> bool:
         """Whether it starts at boot."""
         return self.start == "auto"
@@ -250,6 +274,9 @@ class FunctionDefinition(Value):
     def __str__(self) -> str:
         """`vGPU 0000:41:00.4 (NVIDIA L40S-2Q)`."""
         return f"vGPU {self.address} ({self.type_name or self.type_id})"
+
+
+Definition = VgpuDefinition | FunctionDefinition
 
 
 class GpuDefinition(Value):
@@ -386,6 +413,11 @@ class DefinitionFacts(Value, dict=True):
     def gpus(self) -> tuple[GpuDefinition, ...]:
         """The GPUs whose virtual functions are defined, by address."""
         return tuple(sorted(self._gpus[0], key=lambda known: known.gpu.address))
+
+    @property
+    def every(self) -> tuple[Definition, ...]:
+        """The definitions of both families."""
+        return (*self.vgpus, *(function for gpu in self.gpus for function in gpu.vgpus))
 
     @cached_property
     def problems(self) -> tuple[DefinitionProblem, ...]:

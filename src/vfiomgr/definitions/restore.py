@@ -12,11 +12,9 @@ from vfiomgr.definitions.plan import parent_named
 from vfiomgr.definitions.requests import MissingVgpus, RestoreVgpus
 from vfiomgr.definitions.start import (
     absence_of,
-    function_target,
     made_by,
     missing,
     started,
-    target_of,
     together,
 )
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
@@ -37,8 +35,7 @@ from vfiomgr.vgpu.projection import with_functions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.definitions.model import GpuDefinition
-    from vfiomgr.definitions.start import Target
+    from vfiomgr.definitions.model import Definition, GpuDefinition
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.plan import Step
     from vfiomgr.engine.run import Outcome
@@ -103,7 +100,7 @@ def candidates(
     parent = None if request.parent is None else canonical(request.parent)
     leaves_mdevs = request.boot and host.defined.is_started_by_mdevctl
     mdevs = [
-        _mdev_candidate(host, target_of(definition), begun)
+        _mdev_candidate(host, definition, begun)
         for definition in host.defined.vgpus
         if definition.autostart and not leaves_mdevs and parent in (None, definition.parent)
     ]
@@ -194,7 +191,9 @@ def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMod
     )
 
 
-def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) -> RestorableVgpu:
+def _mdev_candidate(
+    host: HostSnapshot, target: Definition, begun: tuple[str, ...]
+) -> RestorableVgpu:
     parent = parent_named(host, target.parent)
     known = _candidate(target, parent.gpu if parent else target.parent)
     absence = absence_of(host, target) if host.vgpus.named(target.name) is None else None
@@ -203,12 +202,12 @@ def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) 
     return _planned(host, known, target, begun)
 
 
-def _candidate(target: Target, gpu: str) -> RestorableVgpu:
+def _candidate(target: Definition, gpu: str) -> RestorableVgpu:
     return RestorableVgpu(target.name, target.parent, target.type_name or target.type_id, gpu)
 
 
 def _planned(
-    host: HostSnapshot, known: RestorableVgpu, target: Target, begun: tuple[str, ...]
+    host: HostSnapshot, known: RestorableVgpu, target: Definition, begun: tuple[str, ...]
 ) -> RestorableVgpu:
     try:
         return replace(known, plan=started(host, target, begun))
@@ -221,11 +220,7 @@ def _function_candidates(
 ) -> list[RestorableVgpu]:
     """The vGPUs of a GPU, or the GPU if it must be prepared first."""
     gpu = str(definition.gpu.address)
-    targets = [
-        function_target(function)
-        for function in definition.autostarting
-        if parent in (None, gpu, str(function.address))
-    ]
+    targets = [one for one in definition.autostarting if parent in (None, gpu, one.name)]
     known = [_candidate(target, gpu) for target in targets]
     device = host.device_named(gpu)
     if device is None:

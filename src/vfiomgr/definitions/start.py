@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model import Attributes, canonical, differing
+from vfiomgr.definitions.model import canonical, differing
 from vfiomgr.definitions.plan import find_type, parent_named, refuse_ambiguous, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.diagnostic import blocker, refusal, refuse
@@ -18,12 +18,8 @@ from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
-from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
-from vfiomgr.pci.model import is_address
-from vfiomgr.value import Value
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.model import PARAMETERS
 from vfiomgr.vgpu.plan import needed_instances
 from vfiomgr.vgpu.steps import (
     CreateCheckpoint,
@@ -37,30 +33,10 @@ from vfiomgr.vgpu.steps import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
-    from vfiomgr.paths import HostPath
+    from vfiomgr.definitions.model import Definition
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
-
-
-class Target(Value):
-    """A defined vGPU of either family."""
-
-    name: str
-    parent: str
-    type_id: str
-    type_name: str | None
-    attributes: Attributes
-
-    @property
-    def directory(self) -> HostPath:
-        """The directory of its attributes."""
-        return (PCI_DEVICES if is_address(self.name) else MDEV_DEVICES) / self.name
-
-    def __str__(self) -> str:
-        """`vGPU f715f63c-…`."""
-        return f"vGPU {self.name}"
 
 
 @plans(StartVgpu)
@@ -107,7 +83,7 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
     """
     made = vgpu_plan.plan_remove(host, RemoveVgpu(request.names, allow=request.allow))
     active = [found for name in request.names if (found := host.vgpus.named(name)) is not None]
-    defined = [target for target in targets(host) if target.name in request.names]
+    defined = [target for target in host.defined.every if target.name in request.names]
     names = {target.name for target in defined}
     return replace(
         made,
@@ -134,29 +110,9 @@ def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
             yield from (vgpu_plan.parent_lock(host, parent.name) for parent in gpu.parents)
 
 
-def targets(host: HostSnapshot) -> Iterator[Target]:
-    """All definitions of both families."""
-    yield from map(target_of, host.defined.vgpus)
-    for gpu in host.defined.gpus:
-        yield from map(function_target, gpu.vgpus)
-
-
-def target_of(definition: VgpuDefinition) -> Target:
-    """The target of a mediated device."""
-    parent, attributes = definition.parent, definition.attributes
-    return Target(definition.uuid, parent, definition.type_id, None, attributes)
-
-
-def function_target(function: FunctionDefinition) -> Target:
-    """The target of a virtual function."""
-    name = str(function.address)
-    attributes = ((PARAMETERS, function.parameters),) if function.parameters.strip() else ()
-    return Target(name, name, function.type_id, function.type_name, attributes)
-
-
-def _target(host: HostSnapshot, name: str, parent: str | None) -> Target:
+def _target(host: HostSnapshot, name: str, parent: str | None) -> Definition:
     """Find the definition with this name; of several, the one whose parent exists."""
-    found = [target for target in targets(host) if target.name == name]
+    found = [target for target in host.defined.every if target.name == name]
     if parent is not None:
         found = [target for target in found if target.parent == canonical(parent)]
     here = [target for target in found if parent_named(host, target.parent) is not None]
@@ -186,7 +142,7 @@ def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
     )
 
 
-def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> Plan:
+def started(host: HostSnapshot, target: Definition, begun: tuple[str, ...] = ()) -> Plan:
     """Plan the steps from the current state of a vGPU to its definition.
 
     A vGPU in `begun` is marked as created by vfiomgr; otherwise someone else created it.
@@ -201,7 +157,7 @@ def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> 
     return replace(made, steps=(*made.steps, *steps))
 
 
-def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool) -> Plan:
+def _completed(host: HostSnapshot, target: Definition, active: Vgpu, *, is_own: bool) -> Plan:
     """Plan what an interrupted start left out, or what was changed since."""
     if (active.parent, active.type) != (target.parent, target.type_id):
         message = f"{active} is a {active.type} on {active.parent}, but defined as"
@@ -223,7 +179,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     return replace(present, steps=steps, already=already)
 
 
-def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
+def _place(host: HostSnapshot, target: Definition) -> tuple[VgpuParent, VgpuType]:
     """Find the parent and type of a vGPU."""
     absence = absence_of(host, target)
     if absence is not None:
@@ -232,10 +188,12 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     assert parent is not None  # noqa: S101 - it is not absent
     kind = find_type(types_of(host, parent), target.type_id, target.parent)
     if target.type_name is not None and kind.name not in (None, target.type_name):
-        message = f"{target} is defined as {target.type_name}, but {kind.id} is now {kind.name}"
+        message = (
+            f"vGPU {target.name} is defined as {target.type_name}, but {kind.id} is now {kind.name}"
+        )
         refuse(
             "vgpu-type-renumbered",
-            target,
+            f"vGPU {target.name}",
             message,
             "define it again: another driver numbers types differently",
         )
@@ -253,7 +211,7 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     return parent, kind
 
 
-def absence_of(host: HostSnapshot, target: Target) -> UnknownDevice | None:
+def absence_of(host: HostSnapshot, target: Definition) -> UnknownDevice | None:
     """Return why the parent of a vGPU is unavailable; None if it is available."""
     if parent_named(host, target.parent) is not None:
         return None
@@ -269,7 +227,7 @@ def absence_of(host: HostSnapshot, target: Target) -> UnknownDevice | None:
     return UnknownDevice(message, f"create the virtual functions of {gpu.address}: {command}")
 
 
-def _attribute(target: Target, name: str, before: str | None, after: str) -> SetVgpuAttribute:
+def _attribute(target: Definition, name: str, before: str | None, after: str) -> SetVgpuAttribute:
     return SetVgpuAttribute(target.name, target.directory, name, before, after)
 
 

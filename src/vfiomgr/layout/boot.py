@@ -134,7 +134,11 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
             *(step for path in files for step in replaced(host, path, None)),
         ),
         locks=(LOCK, *kept.locks),
-        notes=(*_left_notes(host, installed), *kept.notes, *_staying_notes()),
+        notes=(
+            *_left_notes(host, installed),
+            *kept.notes,
+            "devices are not changed; undo what was applied since boot: vfiomgr layout revert",
+        ),
     )
 
 
@@ -159,25 +163,19 @@ def _without_own_rules(host: HostSnapshot) -> HostSnapshot:
     own: dict[str, list[WrittenRule]] = {}
     for rule in () if installed is None else installed.rules:
         own.setdefault(rule.path, []).append(rule)
-    texts = (*_others(host.files.texts, own), *_put_aside(host, own))
-    return replace(host, files=replace(host.files, texts=texts))
-
-
-def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
-    for file in files:
-        rule = next((r for r in own.get(file.path, ()) if r.is_as_written(file.text)), None)
-        if rule is None:
-            yield file
-        elif rule.before is not None:
-            yield TextFile(file.path, rule.before)
-
-
-def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
-    """Rules removed because of the layout's device settings, and not written again since."""
+    texts: list[TextFile] = []
+    for file in host.files.texts:
+        mine = [one for one in own.get(file.path, ()) if one.is_as_written(file.text)]
+        if not mine:
+            texts.append(file)
+        elif mine[0].before is not None:
+            texts.append(TextFile(file.path, mine[0].before))
+    # And those removed because of the layout's device settings, and not written again since.
     for path, rules in own.items():
-        absence = next((rule for rule in rules if rule.is_absence), None)
+        absence = next((one for one in rules if one.is_absence), None)
         if absence is not None and absence.before is not None and host.files.text(path) is None:
-            yield TextFile(path, absence.before)
+            texts.append(TextFile(path, absence.before))
+    return replace(host, files=replace(host.files, texts=tuple(texts)))
 
 
 def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> _Rules:
@@ -312,7 +310,3 @@ def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterat
                 f"{rule.path} was changed since and is kept; remove it with: "
                 "vfiomgr unbind ADDRESS --forget-only"
             )
-
-
-def _staying_notes() -> tuple[str, ...]:
-    return ("devices are not changed; undo what was applied since boot: vfiomgr layout revert",)

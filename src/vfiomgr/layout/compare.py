@@ -12,7 +12,7 @@ exist yet is planned once they do; `deferred` of the parts describes it.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Option, OptionName
     from vfiomgr.layout.model import Rule
     from vfiomgr.passthrough.steps import Bind
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -149,24 +149,21 @@ def plan_of(
     steps, numbers = in_parallel_groups(parts)
     leftovers = [] if checkpoint is None else [*_leftovers(host, checkpoint, steps)]
     right = sum(part.is_met for part in parts)
+    which = f" to {', '.join(request.only)}" if request.only else ""
     return Plan(
-        summary=f"apply the layout {request.name}{_to_these(request)}",
+        summary=f"apply the layout {request.name}{which}",
         steps=(*steps, *leftovers),
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
-        notes=_distinct(note for part in parts for note in part.plan.notes),
-        alternatives=_distinct(one for part in parts for one in part.plan.alternatives),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.plan.notes)),
+        alternatives=tuple(dict.fromkeys(one for part in parts for one in part.plan.alternatives)),
         already=(_already(right, len(parts)),) if right else (),
-        resolves=_distinct(name for part in parts for name in part.plan.resolves),
+        resolves=tuple(dict.fromkeys(name for part in parts for name in part.plan.resolves)),
         deferred=(
             *(text for part in parts for text in part.deferred),
             *(() if request.only else compared.deferred),
         ),
         parallel_groups=(*numbers, *(max(numbers, default=0) + 1 for _ in leftovers)),
     )
-
-
-def _to_these(request: ApplyLayout) -> str:
-    return f" to {', '.join(request.only)}" if request.only else ""
 
 
 def compare(
@@ -252,24 +249,19 @@ def resolve(
     """Find the facts that exist only before the layout is applied."""
     checkpoint = checkpoint or LayoutCheckpoint()
     known = {function.address for function in checkpoint.functions}
-    found = [
-        FunctionBefore(
-            device.address,
-            device.sriov_drivers_autoprobe,
-            _mixes(host, device),
-            present_instances(host, device),
-        )
-        for claim in select(host, request.layout).claims
-        if not request.only or not {str(d.address) for d in claim.devices}.isdisjoint(request.only)
-        for device in claim.devices
-        if device.sriov_totalvfs and device.address not in known
-    ]
+    found: list[FunctionBefore] = []
+    for claim in select(host, request.layout).claims:
+        names = {str(device.address) for device in claim.devices}
+        if request.only and names.isdisjoint(request.only):
+            continue
+        for device in claim.devices:
+            if device.sriov_totalvfs and device.address not in known:
+                mode = host.vgpus.mode_of(device)
+                mixes = None if mode is None else mode.heterogeneous
+                autoprobe = device.sriov_drivers_autoprobe
+                instances = present_instances(host, device)
+                found.append(FunctionBefore(device.address, autoprobe, mixes, instances))
     return replace(checkpoint, functions=(*checkpoint.functions, *found))
-
-
-def _mixes(host: HostSnapshot, device: PciDevice) -> bool | None:
-    mode = host.vgpus.mode_of(device)
-    return None if mode is None else mode.heterogeneous
 
 
 def _already(right: int, parts: int) -> str:
@@ -331,10 +323,3 @@ def _leftovers(
         now = device.sriov_drivers_autoprobe
         if now is not None and now is not found.autoprobe:
             yield SetAutoprobe(device.identity, before=now, after=found.autoprobe)
-
-
-_Found = TypeVar("_Found")
-
-
-def _distinct(found: Iterable[_Found]) -> tuple[_Found, ...]:
-    return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Rules of a layout that never have a device, because rules before them have it."""
+"""What can be wrong with a layout file: rules that never get a device, and wrong values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from pydantic import BaseModel
 
@@ -43,23 +43,32 @@ _MOST_COMPARED = 100
 """Maximum number of rules for one value of an index, which limits the comparisons of a rule."""
 
 
-def idle_rules(
-    where: str, rules: Sequence[Rule | None], selects: Mapping[int, Located]
-) -> Iterator[Diagnostic]:
-    """Repeated addresses, and rules whose devices all belong to earlier ones; None is unread."""
+def idle_rules(where: str, rules: Iterable[tuple[int, Rule, Located]]) -> Iterator[Diagnostic]:
+    """Repeated addresses, and rules whose devices all belong to earlier ones.
+
+    Each rule has its number, from 0, and its selector as written.
+    """
     named: dict[PciAddress, int] = {}
     seen = EarlierRules()
-    for number, rule in enumerate(rules):
-        if rule is None:
-            continue
+    for number, rule, select in rules:
         place = f"{where}, rule {number + 1}"
         twice = list(_repeated(rule.select, named, number))
-        written = _addresses(selects[number]) if twice else {}
+        written = _addresses(select) if twice else {}
         for address, first in twice:
-            at = written.get(address, selects[number].place)
-            yield _named_twice(place, at, address, first, number)
-        if not twice:
-            yield from _covered(place, selects[number], seen.before(rule.select), rule)
+            what, remedy = f"{address} appears twice", "remove one"
+            if first != number:
+                what = f"rule {first + 1} already selects {address}, so this rule never gets it"
+                remedy = "keep the address in one of the two rules"
+            yield flaw(
+                "layout-address-twice", written.get(address, select.place), place, what, remedy
+            )
+        covering = () if twice else seen.before(rule.select)
+        for before, earlier in covering:
+            if covers(earlier, rule.select):
+                what = f"this rule never applies: rule {before + 1} ({earlier}) selects all its "
+                remedy = "put the narrower rule first, or remove one of the two"
+                yield flaw("layout-rule-idle", select.place, place, f"{what}devices", remedy)
+                break
         seen.add(number, rule.select)
 
 
@@ -118,17 +127,6 @@ def _sought(select: Selector) -> Iterator[tuple[str, object]]:
                 yield key, "*"
 
 
-def _covered(
-    where: str, select: Located, before: Iterable[tuple[int, Selector]], rule: Rule
-) -> Iterator[Diagnostic]:
-    for number, earlier in before:
-        if covers(earlier, rule.select):
-            what = f"this rule never applies: rule {number + 1} ({earlier}) selects all its devices"
-            remedy = "put the narrower rule first, or remove one of the two"
-            yield flaw("layout-rule-idle", select.place, where, what, remedy)
-            return
-
-
 def _repeated(
     select: Selector, named: dict[PciAddress, int], number: int
 ) -> Iterator[tuple[PciAddress, int]]:
@@ -146,34 +144,24 @@ def _addresses(select: Located) -> dict[PciAddress, Position]:
     return {PciAddress.parse(text): at for text, at in texts if ":" in text and "." in text}
 
 
-def _named_twice(
-    where: str, place: Position, address: PciAddress, first: int, number: int
-) -> Diagnostic:
-    if first == number:
-        return flaw("layout-address-twice", place, where, f"{address} appears twice", "remove one")
-    what = f"rule {first + 1} already selects {address}, so this rule never gets it"
-    return flaw(
-        "layout-address-twice", place, where, what, "keep the address in one of the two rules"
-    )
+def items_of(part: Located, key: str) -> tuple[Located, ...]:
+    """The items of the list below a key; none if it is something else."""
+    child = part.child(key)
+    return () if child is None else child.items or ()
 
 
 def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
     """UUIDs that are given to two vGPUs of a layout."""
     seen: dict[str, int] = {}
-    devices = layout.child("devices")
-    for number, rule in enumerate(() if devices is None else devices.items or ()):
-        requests = rule.child("vgpus")
-        for request in () if requests is None else requests.items or ():
-            uuids = request.child("uuids")
-            for part in () if uuids is None else uuids.items or ():
-                key = part.text.lower()
-                if key in seen:
-                    what = f"a second vGPU has the UUID {part.text}"
-                    remedy = f"line {seen[key]} already uses it: give each its own"
-                    yield flaw(
-                        "layout-uuid-twice", part.place, f"{where}, rule {number + 1}", what, remedy
-                    )
-                seen.setdefault(key, part.place.line)
+    for number, rule in enumerate(items_of(layout, "devices"), start=1):
+        requests = items_of(rule, "vgpus")
+        for part in (part for request in requests for part in items_of(request, "uuids")):
+            key = part.text.lower()
+            if key in seen:
+                what = f"a second vGPU has the UUID {part.text}"
+                remedy = f"line {seen[key]} already uses it: give each its own"
+                yield flaw("layout-uuid-twice", part.place, f"{where}, rule {number}", what, remedy)
+            seen.setdefault(key, part.place.line)
 
 
 def covers(earlier: Selector, later: Selector) -> bool:
@@ -379,11 +367,6 @@ def _nearest(text: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(lowered, words, 1, 0.7)), None)
 
 
-def missing_key(key: str, state: str | None) -> tuple[str, str]:
-    """The error for a missing key."""
-    return f"{key} is missing", remedy_for(key, state)
-
-
 def no_value(key: str, state: str | None) -> tuple[str, str]:
     """The error for a key without a value."""
     remedy = remedy_for(key, state)
@@ -396,36 +379,22 @@ def wrong_value(
     """The error for a wrong value, by pydantic's kind of error."""
     kind, remedy = str(error["type"]), remedy_for(key, state)
     if isinstance(value.scalar, str):
-        choice = _nearest_choice(key, value.scalar)
+        choices = {word.replace("-", "_"): word for word in _CHOICES.get(key, ())}
+        choice = choices.get(_nearest(value.scalar, choices) or "")
         if choice is not None and choice != value.scalar:
             return f"{key} is {shown(value)}", f"did you mean {choice}? {remedy}"
     if kind == "value_error":
-        return _refused(error["ctx"]["error"], key, value, remedy)
+        refused = error["ctx"]["error"]
+        if not isinstance(refused, WrongValue):
+            return str(refused), remedy
+        return refused.what or f"{key} cannot be {shown(value)}", refused.remedy or remedy
     if kind == "string_type" and value.scalar is not None:
         written = json.dumps(value.text, ensure_ascii=False)
-        what = f"{key} is {value.text}, which YAML reads as {_kind(value.scalar)}"
+        is_truth = isinstance(value.scalar, bool)
+        found = f"boolean {str(value.scalar).lower()}" if is_truth else f"number {value.scalar}"
+        what = f"{key} is {value.text}, which YAML reads as the {found}"
         return what, f"quote it: {key}: {written}"
     if kind in ("int_type", "int_parsing", "bool_type", "bool_parsing") and value.text:
         kinds = "a whole number" if kind.startswith("int") else "true or false"
         return f"{key} is {shown(value)}, which is not {kinds}", remedy
     return f"{key} cannot be {shown(value)}", remedy
-
-
-def _kind(scalar: object) -> str:
-    return (
-        f"the boolean {str(scalar).lower()}"
-        if isinstance(scalar, bool)
-        else (f"the number {scalar}")
-    )
-
-
-def _nearest_choice(key: str, text: str) -> str | None:
-    words = {word.replace("-", "_"): word for word in _CHOICES.get(key, ())}
-    return words.get(_nearest(text, words) or "")
-
-
-def _refused(error: object, key: str, value: Located, remedy: str) -> tuple[str, str]:
-    """Why the model rejects a value, and the remedy."""
-    if not isinstance(error, WrongValue):
-        return str(error), remedy
-    return error.what or f"{key} cannot be {shown(value)}", error.remedy or remedy

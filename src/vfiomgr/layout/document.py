@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import json
+from contextlib import suppress
 from io import StringIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ from vfiomgr.layout.diagnostics import (
     ANY_RULE,
     RULES,
     idle_rules,
+    items_of,
     keys_of,
-    missing_key,
     no_value,
     remedy_for,
     repeated_uuids,
@@ -36,6 +36,7 @@ from vfiomgr.layout.diagnostics import (
 )
 from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
 from vfiomgr.listing import first_of
+from vfiomgr.rules.runner import RuleSet, register, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +133,7 @@ _OTHER_KINDS = {
     "LayoutPlan": "apply it with: vfiomgr apply FILE",
 }
 """Documents of vfiomgr that are not layouts, and how they are used."""
+_XML = expression(r"\ufeff?\s*<[?!A-Za-z]")
 _MOST_NAMES = 40
 """Maximum number of layouts that a message names."""
 _MOST_FLAWS = 1000
@@ -177,16 +179,16 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
 
 def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
     """The content of a text, or all its errors."""
+    if _XML.match(text):
+        what, remedy = "this is XML, not a layout", f"a layout begins with version: {VERSION}"
+        return None, (flaw("layout-other-document", Position(), "", what, remedy),)
     try:
         document, flaws = read_located(text, _WORDING)
     except Unreadable as error:
         return None, (error.flaw,)
     if document.is_empty:
-        return None, (
-            flaw(
-                "unreadable", Position(), "", "the file is empty", f"begin with version: {VERSION}"
-            ),
-        )
+        remedy = f"begin with version: {VERSION}"
+        return None, (flaw("unreadable", Position(), "", "the file is empty", remedy),)
     if document.members is None:
         remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
         what = f"a layout file is a mapping, but this is {shown(document)}"
@@ -194,18 +196,11 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
     kind = document.members.get("kind")
     if kind is not None and "layouts" not in document.members:
         remedy = _OTHER_KINDS.get(kind.text, f"a layout begins with version: {VERSION}")
-        return None, (
-            flaw(
-                "layout-other-document",
-                kind.place,
-                "",
-                f"this is a {kind.text}, not a layout",
-                remedy,
-            ),
-        )
-    checker = _Checker(document)
-    found = tuple(sorted({*flaws, *_first(checker.flaws())}, key=by_place))
-    return (None, found) if found else (checker.read, ())
+        what = f"this is a {kind.text}, not a layout"
+        return None, (flaw("layout-other-document", kind.place, "", what, remedy),)
+    layouts = LayoutText(document)
+    found = tuple(sorted({*flaws, *_first(DOCUMENT_RULES.find(layouts))}, key=by_place))
+    return (None, found) if found else (layouts.read, ())
 
 
 def _first(flaws: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
@@ -219,157 +214,150 @@ def _first(flaws: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
         yield flaw("layout-unchecked", place, "", what, "correct the errors above first")
 
 
-class _Checker(Struct):
-    """Looks for errors of meaning in a well-formed document."""
+class LayoutText(Struct):
+    """A well-formed document, which may have errors of meaning: the context of its rules."""
 
     document: Located
     read: LayoutFile | None = None
+    """Its content, if no value is wrong."""
 
-    def flaws(self) -> Iterator[Diagnostic]:
-        """All errors; if there are none, `read` is set."""
-        told = set()
-        for path, found in self._by_hand():
-            told.add(path)
-            yield found
-        seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
-        for path, error in self._errors():
-            begins = (path[:length] for length in range(len(path) + 1))
-            if path not in seen and told.isdisjoint(begins):
-                seen.add(path)
-                yield self._flaw(path, error)
-        for name, layout in self._layouts():
-            where = f"layout {name}"
-            rules = self._rules(layout)
-            selects = {n: self._select(layout, n) for n in range(len(rules))}
-            yield from idle_rules(where, rules, selects)
-            yield from repeated_uuids(where, layout)
-
-    def _errors(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Where pydantic finds errors, each place once."""
-        try:
-            text = json.dumps(self.document.value, default=str)
-            self.read = LayoutFile.model_validate_json(text, strict=True)
-        except ValidationError as errors:
-            for error in errors.errors(include_url=False):
-                if not any(words in error["msg"] for words in _TOLD_ELSEWHERE):
-                    yield self._path(error["loc"], error["type"]), dict(error)
-
-    def _path(self, location: Path, kind: str) -> Path:
-        """The keys and numbers that lead to a place, without pydantic's own labels."""
-        path: list[str | int] = []
-        here: Located | None = self.document
-        last = len(location) - 1
-        for index, part in enumerate(location):
-            is_key = index == last and kind in ("missing", "extra_forbidden")
-            if index == _DEVICES and part in RULES and location[0] == "layouts":
-                continue
-            child = None if here is None else here.child(part)
-            if child is not None:
-                path.append(part)
-                here = child
-            elif is_key:
-                path.append(part)
-        return tuple(path)
-
-    def _flaw(self, path: Path, error: dict[str, Any]) -> Diagnostic:
-        kind, state = error["type"], self._state(path)
-        where = _where(path)
-        if kind == "missing":
-            what, remedy = missing_key(str(path[-1]), state)
-            return flaw(
-                "layout-key-missing", self.document.place_of(path[:-1]), where, what, remedy
-            )
-        here = self.document.at(path)
-        if kind == "union_tag_not_found" and here is not None and "state" in (here.members or {}):
-            path, here = (*path, "state"), (here.members or {})["state"]
-        elif kind == "union_tag_not_found":
-            what, remedy = missing_key("state", None)
-            return flaw("layout-key-missing", self.document.place_of(path), where, what, remedy)
-        elif kind == "union_tag_invalid":
-            path, here = (*path, "state"), (here and here.child("state"))
-        assert here is not None  # noqa: S101 - pydantic names parts of what it was given
-        what, remedy = wrong_value(_key(path), here, state, error)
-        if kind == "string_too_short" and path == ("layouts", ""):
-            what, remedy = "a layout without a name", "write a name before the colon"
-        return flaw("layout-value", here.place, _where(path), what, remedy)
-
-    def _by_hand(self) -> Iterator[tuple[Path, Diagnostic]]:
-        """Errors that pydantic describes in other words, or not at all."""
-        for path, part in _parts(self.document):
-            state = self._state(path)
-            if part.is_empty:
-                place = self.document.place_of(path) if isinstance(path[-1], str) else part.place
-                yield path, flaw("layout-value", place, _where(path), *no_value(_key(path), state))
-            elif part.items == () and _key(path[:-1]) == "select":
-                what = f"{path[-1]} is an empty list, which selects nothing"
-                yield (
-                    path,
-                    flaw(
-                        "layout-value",
-                        part.place,
-                        _where(path),
-                        what,
-                        remedy_for(str(path[-1]), state),
-                    ),
-                )
-            elif part.members is not None:
-                yield from self._keys(path, part, _model(path, state))
-
-    @staticmethod
-    def _keys(
-        path: Path, part: Located, model: type[BaseModel] | None
-    ) -> Iterator[tuple[Path, Diagnostic]]:
-        """Unknown keys; a rule without a state is checked too."""
-        is_stateless = model is None and _key(path) == "a rule"
-        known = keys_of(model) if model is not None else ANY_RULE if is_stateless else part.keys
-        for key in part.keys:
-            if key not in known:
-                what, remedy = unknown_key(key, model, tuple(known))
-                yield (
-                    (*path, key),
-                    flaw("layout-key-unknown", part.keys[key], _where(path), what, remedy),
-                )
-        if is_stateless and "select" not in part.keys:
-            what, remedy = missing_key("select", None)
-            yield (
-                (*path, "select"),
-                flaw("layout-key-missing", part.place, _where(path), what, remedy),
-            )
-
-    def _layouts(self) -> Iterator[tuple[str, Located]]:
-        layouts = self.document.child("layouts")
-        yield from () if layouts is None else (layouts.members or {}).items()
-
-    @staticmethod
-    def _rules(layout: Located) -> list[Rule | None]:
-        """The rules that are valid by themselves, with their places."""
-        devices = layout.child("devices")
-        found: list[Rule | None] = []
-        for item in () if devices is None else devices.items or ():
-            try:
-                found.append(_rule_adapter().validate_json(json.dumps(item.value, default=str)))
-            except ValidationError:
-                found.append(None)
-        return found
-
-    @staticmethod
-    def _select(layout: Located, number: int) -> Located:
-        devices = layout.child("devices")
-        rule = devices and devices.child(number)
-        return (rule and rule.child("select")) or layout
-
-    def _state(self, path: Path) -> str | None:
+    def state(self, path: Path) -> str | None:
         """The state of the rule that a path leads into."""
         if len(path) < _DEVICES or path[0] != "layouts" or path[2] != "devices":
             return None
-        rule = self.document.at(path[:_DEVICES])
-        state = rule and rule.child("state")
+        state = self.document.at((*path[:_DEVICES], "state"))
         return str(state.scalar) if state is not None and state.scalar in RULES else None
 
 
-@functools.cache
-def _rule_adapter() -> TypeAdapter[Rule]:
-    return TypeAdapter(Rule)
+def _wrong_values(text: LayoutText) -> Iterator[Diagnostic]:
+    """Wrong, missing and unknown keys and values; if there are none, `read` of the text is set."""
+    told = set()
+    for path, found in _by_hand(text):
+        told.add(path)
+        yield found
+    seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
+    for path, error in _errors(text):
+        begins = (path[:length] for length in range(len(path) + 1))
+        if path not in seen and told.isdisjoint(begins):
+            seen.add(path)
+            yield _flaw(text, path, error)
+
+
+def _errors(text: LayoutText) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Where pydantic finds errors, each place once."""
+    try:
+        written = json.dumps(text.document.value, default=str)
+        text.read = LayoutFile.model_validate_json(written, strict=True)
+    except ValidationError as errors:
+        for error in errors.errors(include_url=False):
+            if not any(words in error["msg"] for words in _TOLD_ELSEWHERE):
+                yield _path(text.document, error["loc"], error["type"]), dict(error)
+
+
+def _path(document: Located, location: Path, kind: str) -> Path:
+    """The keys and numbers that lead to a place, without pydantic's own labels."""
+    path: list[str | int] = []
+    here: Located | None = document
+    last = len(location) - 1
+    for index, part in enumerate(location):
+        if index == _DEVICES and part in RULES and location[0] == "layouts":
+            continue
+        child = None if here is None else here.child(part)
+        if child is not None:
+            path.append(part)
+            here = child
+        elif index == last and kind in ("missing", "extra_forbidden"):
+            path.append(part)
+    return tuple(path)
+
+
+def _flaw(text: LayoutText, path: Path, error: dict[str, Any]) -> Diagnostic:
+    kind, state, document = error["type"], text.state(path), text.document
+    here = document.at(path)
+    if kind.startswith("union_tag") and here is not None and "state" in (here.members or {}):
+        path, here = (*path, "state"), here.child("state")
+    elif kind == "union_tag_not_found":
+        return _missing(document.place_of(path), path, "state", None)
+    elif kind == "missing":
+        return _missing(document.place_of(path[:-1]), path, str(path[-1]), state)
+    assert here is not None  # noqa: S101 - pydantic names parts of what it was given
+    what, remedy = wrong_value(_key(path), here, state, error)
+    if kind == "string_too_short" and path == ("layouts", ""):
+        what, remedy = "a layout without a name", "write a name before the colon"
+    return flaw("layout-value", here.place, _where(path), what, remedy)
+
+
+def _missing(place: Position, path: Path, key: str, state: str | None) -> Diagnostic:
+    remedy = remedy_for(key, state)
+    return flaw("layout-key-missing", place, _where(path), f"{key} is missing", remedy)
+
+
+def _by_hand(text: LayoutText) -> Iterator[tuple[Path, Diagnostic]]:
+    """Errors that pydantic describes in other words, or not at all."""
+    for path, part in _parts(text.document):
+        state = text.state(path)
+        if part.is_empty:
+            is_member = isinstance(path[-1], str)
+            place = text.document.place_of(path) if is_member else part.place
+            yield path, flaw("layout-value", place, _where(path), *no_value(_key(path), state))
+        elif part.items == () and _key(path[:-1]) == "select":
+            what = f"{path[-1]} is an empty list, which selects nothing"
+            remedy = remedy_for(str(path[-1]), state)
+            yield path, flaw("layout-value", part.place, _where(path), what, remedy)
+        elif part.members is not None:
+            yield from _wrong_keys(path, part, _model(path, state))
+
+
+def _wrong_keys(
+    path: Path, part: Located, model: type[BaseModel] | None
+) -> Iterator[tuple[Path, Diagnostic]]:
+    """Unknown keys; a rule without a state is checked too."""
+    is_stateless = model is None and _key(path) == "a rule"
+    known = keys_of(model) if model is not None else ANY_RULE if is_stateless else part.keys
+    for key in part.keys:
+        if key not in known:
+            what, remedy = unknown_key(key, model, tuple(known))
+            found = flaw("layout-key-unknown", part.keys[key], _where(path), what, remedy)
+            yield (*path, key), found
+    if is_stateless and "select" not in part.keys:
+        yield (*path, "select"), _missing(part.place, path, "select", None)
+
+
+def _layouts(text: LayoutText) -> Iterator[tuple[str, Located]]:
+    """The layouts with how messages name them."""
+    layouts = text.document.child("layouts")
+    for name, layout in () if layouts is None else (layouts.members or {}).items():
+        yield f"layout {name}", layout
+
+
+def _idle_rules(text: LayoutText) -> Iterator[Diagnostic]:
+    """Rules whose devices belong to earlier ones, of those that are valid by themselves."""
+    adapter: TypeAdapter[Rule] = TypeAdapter(Rule)
+    for where, layout in _layouts(text):
+        rules: list[tuple[int, Rule, Located]] = []
+        for number, item in enumerate(items_of(layout, "devices")):
+            with suppress(ValidationError):
+                rule = adapter.validate_json(json.dumps(item.value, default=str))
+                rules.append((number, rule, item.child("select") or layout))
+        yield from idle_rules(where, rules)
+
+
+def _repeated_uuids(text: LayoutText) -> Iterator[Diagnostic]:
+    for where, layout in _layouts(text):
+        yield from repeated_uuids(where, layout)
+
+
+DOCUMENT_RULES: RuleSet[LayoutText] = register(
+    RuleSet(
+        "a layout file",
+        rules=(
+            rule(_wrong_values, "layout-key-missing", "layout-key-unknown", "layout-value"),
+            rule(_idle_rules, "layout-address-twice", "layout-rule-idle"),
+            rule(_repeated_uuids, "layout-uuid-twice"),
+        ),
+        host=lambda _: None,
+    )
+)
 
 
 def _parts(part: Located, path: Path = ()) -> Iterator[tuple[Path, Located]]:

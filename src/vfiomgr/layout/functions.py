@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -25,8 +26,7 @@ from vfiomgr.vgpu.steps import RunSriovManage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.host.owners import NodeAccess
-    from vfiomgr.layout.model import PassthroughRule, Rule
+    from vfiomgr.layout.model import PassthroughRule
     from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -46,33 +46,28 @@ def bind_of(case: RuleContext, rule: PassthroughRule, batch: Iterable[PciDevice]
     )
 
 
-def to_guests(case: RuleContext, bind: Bind) -> Change:
-    """Pass functions through; a divided GPU is made undivided first."""
+def to_guests(case: RuleContext, bind: Bind, name: str | None = None) -> Change:
+    """Pass functions through, under the name of the first; a divided GPU is made undivided."""
     host = case.host
     devices = [host.device(address) for address in bind.addresses]
+    along = passthrough_plan.moved_by(host, bind, case.others)
 
     def planned() -> Plan:
         plans: list[Plan] = []
         before = host
         for device in devices:
-            if _is_divided(host, device):
+            if not device.is_on_vfio and _is_divided(host, device, with_persistence=True):
                 whole = SwitchGpu(
-                    device.address,
-                    "passthrough",
-                    allow=bind.allow,
-                    only=case.is_shared(device),
+                    device.address, "passthrough", allow=bind.allow, only=case.is_shared(device)
                 )
                 found = case.found(device.address)
-                rest = replace(bind, addresses=())
-                part, before = switch.brought(before, whole, found, rest)
+                part, before = switch.brought(before, whole, found, replace(bind, addresses=()))
                 plans.append(part)
         bound = passthrough_plan.plan_bind(before, bind, case.going, case.others)
-        return joined(
-            "", [*plans, replace(bound, notes=(*bound.notes, *_unpinned(host, bind, along)))]
-        )
+        notes = (*bound.notes, *_unpinned(host, bind, along))
+        return joined("", [*plans, replace(bound, notes=notes)])
 
-    along = passthrough_plan.moved_by(host, bind, case.others)
-    part = attempt(str(devices[0].address), planned, _passing(case, bind))
+    part = attempt(name or str(devices[0].address), planned, _passing(case, bind))
     return replace(part, groups=_groups(along), is_for_guests=True)
 
 
@@ -85,16 +80,11 @@ def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
         ours = {*batch, *case.claim.rest}
         for device in batch:
             is_whole = ours.issuperset(case.host.slot(device))
-            if not _has_to_be_made_whole(case.host, device):
+            if not _is_divided(case.host, device):
                 back = Unbind((device.address,), only=not is_whole, allow=case.allow)
                 plans.append(passthrough_plan.plan_unbind(before, back))
             else:
-                whole = SwitchGpu(
-                    device.address,
-                    "host",
-                    allow=case.allow,
-                    only=not is_whole,
-                )
+                whole = SwitchGpu(device.address, "host", allow=case.allow, only=not is_whole)
                 part, before = switch.brought(before, whole, case.found(device.address))
                 plans.append(part)
         return joined("", plans)
@@ -103,41 +93,15 @@ def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
     return replace(part, groups=_groups([*batch, *case.claim.rest]))
 
 
-def virtual_to_guests(case: RuleContext, name: str, bind: Bind) -> Change:
-    """Pass virtual functions through together, under the name of their physical function."""
+def _is_divided(host: HostSnapshot, device: PciDevice, *, with_persistence: bool = False) -> bool:
+    """Whether it has virtual functions or vGPUs, or persistence mode is still on for them.
 
-    def planned() -> Plan:
-        return passthrough_plan.plan_bind(case.host, bind, case.going, case.others)
-
-    part = attempt(name, planned, _passing(case, bind))
-    devices = map(case.host.device, bind.addresses)
-    return replace(part, groups=_groups(devices), is_for_guests=True)
-
-
-def virtual_to_host(case: RuleContext, name: str, batch: Sequence[PciDevice]) -> Change:
-    """Return virtual functions to the host drivers, under the name of their physical function."""
-    back = Unbind(tuple(function.address for function in batch), allow=case.allow)
-
-    def planned() -> Plan:
-        return passthrough_plan.plan_unbind(case.host, back)
-
-    part = attempt(name, planned, differences(case.host, batch, "host"))
-    return replace(part, groups=_groups(batch))
-
-
-def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether it has virtual functions or vGPUs, or is still set up for them."""
-    if device.physical_function is not None or device.is_bridge or device.is_on_vfio:
-        return False
-    is_kept = host.users.in_persistence_mode(device.address) is True
-    return bool(device.sriov_numvfs) or bool(host.vgpus.of(str(device.address))) or is_kept
-
-
-def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether it is divided; GPU instances of a GPU of the host belong to the host."""
+    GPU instances of a GPU of the host belong to the host.
+    """
     if device.physical_function is not None or device.is_bridge:
         return False
-    return bool(device.sriov_numvfs) or bool(host.vgpus.of(str(device.address)))
+    is_kept = with_persistence and host.users.in_persistence_mode(device.address) is True
+    return bool(device.sriov_numvfs) or bool(host.vgpus.of(str(device.address))) or is_kept
 
 
 def _unpinned(host: HostSnapshot, bind: Bind, devices: Iterable[PciDevice]) -> Iterator[str]:
@@ -181,51 +145,33 @@ def _of_guest(
     host: HostSnapshot, bind: Bind, device: PciDevice, wanted: passthrough_plan.Drivers
 ) -> Iterator[Difference]:
     is_named = device.address in bind.addresses
-    goal = f"passthrough ({bind.driver or 'VFIO'}{_listed(_goals(bind, is_named=is_named))})"
+    goals = [bind.driver or "VFIO"]
+    goals += [f"owner {bind.owner.name}"] if bind.owner else []
+    goals += [f"reset_method {bind.reset_method}"] if bind.reset_method and is_named else []
+    goals += ["never in D3cold"] if bind.no_d3cold else []
+    goal = f"passthrough ({', '.join(goals)})"
     if not is_named:
         goal += f", with {host.device(bind.addresses[0]).address}"
     if not device.is_on_vfio:
         yield Difference(str(device.address), device.name, use_of(host, device), goal)
         return
-    otherwise = [*_owner(host, bind, device), *_pins(bind, device)]
+    otherwise = list(_other_settings(host, bind, device))
     if otherwise or device.driver != wanted[device.address].driver:
-        now = f"passthrough ({device.driver}{_listed(otherwise)})"
+        now = f"passthrough ({', '.join([str(device.driver), *otherwise])})"
         yield Difference(str(device.address), device.name, now, goal)
 
 
-def _goals(bind: Bind, *, is_named: bool) -> Iterator[str]:
-    """The settings of a function besides its driver."""
-    if bind.owner:
-        yield f"owner {bind.owner.name}"
-    if bind.reset_method and is_named:
-        yield f"reset_method {bind.reset_method}"
-    if bind.no_d3cold:
-        yield "never in D3cold"
-
-
-def _owner(host: HostSnapshot, bind: Bind, device: PciDevice) -> Iterator[str]:
-    """Its present owner, if that is a different one."""
+def _other_settings(host: HostSnapshot, bind: Bind, device: PciDevice) -> Iterator[str]:
+    """The present owner and settings that differ from the requested ones."""
     if bind.owner is not None:
         wanted = bind.owner.access
         others = [a for a in persistence_plan.accesses(host, device) if a != wanted]
-        yield from (f"owner {_named(access)}" for access in others[:1])
-
-
-def _named(access: NodeAccess) -> str:
-    return "root" if access == ROOT_ONLY else str(access)
-
-
-def _pins(bind: Bind, device: PciDevice) -> Iterator[str]:
-    """The settings that differ from the pinned ones."""
+        yield from (f"owner {'root' if a == ROOT_ONLY else a}" for a in others[:1])
     step = reset.repin(device, bind)
     if step is not None and step.before.reset_method != step.after.reset_method:
         yield f"reset_method {step.before.reset_method or 'none'}"
     if step is not None and step.before.d3cold_allowed != step.after.d3cold_allowed:
         yield "may enter D3cold"
-
-
-def _listed(parts: Iterable[str]) -> str:
-    return "".join(f", {part}" for part in parts)
 
 
 _FIRST_RULE = "put this rule first, since the first rule that selects a device has it"
@@ -260,58 +206,44 @@ def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], pending: Pending) ->
     if not select.physical_function:
         return None
     earlier = claims[: claim.number - 1]
-    owners = {a: _owner_of_all(a, earlier) for a in select.physical_function}
-    counts = {a: 0 if owners[a] else _count(claim, a, pending) for a in owners}
-    most = sum(counts.values())
+    most, told, is_open = 0, [], False
+    for address in dict.fromkeys(select.physical_function):
+        owner = _owner_of_all(address, earlier)
+        if owner is not None:
+            told.append(f"those of {address} belong to {owner.label}")
+            continue
+        is_open = True
+        there = sum(device.physical_function == address for device in claim.devices)
+        count = pending.get(str(address), there)
+        most += count
+        text = f"{address} has {counted(count, 'virtual function')}"
+        if str(address) in pending:
+            maker = next((f" by {other.label}" for other in claims if _is_of(address, other)), "")
+            text = f"{address} will have {counted(count, 'virtual function')}{maker}"
+        told.append(text)
     if most >= wanted:
         return None
-    told = [_told(a, owners[a], _maker(a, claims), counts[a], pending) for a in counts]
-    remedy = "increase their number" if any(a is None for a in owners.values()) else _FIRST_RULE
     return blocker(
         "layout-too-few",
         claim.label,
         f"{claim.label} requires at least {counted(wanted, 'device')}, but {', '.join(told)}",
-        f"{remedy}, or set at_least: {most}",
+        f"{'increase their number' if is_open else _FIRST_RULE}, or set at_least: {most}",
     )
 
 
 def _owner_of_all(physical: PciAddress, earlier: Iterable[RuleMatch]) -> RuleMatch | None:
     """The rule that has all virtual functions of a physical function, whatever they are."""
     for claim in earlier:
-        select = claim.rule.select
-        is_all = select.criteria == ("physical_function",) and physical in select.physical_function
-        if is_all or (_says_who_has_them(claim.rule) and _is_of(physical, claim)):
+        rule, select = claim.rule, claim.rule.select
+        if select.criteria == ("physical_function",) and physical in select.physical_function:
+            return claim
+        if isinstance(rule, SriovRule) and rule.functions != "any" and _is_of(physical, claim):
             return claim
     return None
 
 
-def _says_who_has_them(rule: Rule) -> bool:
-    return isinstance(rule, SriovRule) and rule.functions != "any"
-
-
 def _is_of(physical: PciAddress, claim: RuleMatch) -> bool:
     return any(device.address == physical for device in claim.devices)
-
-
-def _count(claim: RuleMatch, physical: PciAddress, pending: Pending) -> int:
-    there = sum(device.physical_function == physical for device in claim.devices)
-    return pending.get(str(physical), there)
-
-
-def _maker(physical: PciAddress, claims: Iterable[RuleMatch]) -> str:
-    """The rule that changes the number of a physical function's virtual functions."""
-    makers = (claim.label for claim in claims if _is_of(physical, claim))
-    return next((f" by {label}" for label in makers), "")
-
-
-def _told(
-    physical: PciAddress, owner: RuleMatch | None, maker: str, count: int, pending: Pending
-) -> str:
-    if owner is not None:
-        return f"those of {physical} belong to {owner.label}"
-    if str(physical) in pending:
-        return f"{physical} will have {counted(count, 'virtual function')}{maker}"
-    return f"{physical} has {counted(count, 'virtual function')}"
 
 
 def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Change]:
@@ -357,13 +289,13 @@ def _virtual(case: RuleContext, rule: SriovRule, physical: PciDevice) -> Iterato
     name = str(physical.address)
     present = (case.host.device(a) for a in physical.virtual_functions if a not in case.others)
     for batch in moving_together(present):
+        addresses = tuple(function.address for function in batch)
         if rule.functions == "host":
-            yield virtual_to_host(case, name, batch)
+            back = Unbind(addresses, allow=case.allow)
+            planned = partial(passthrough_plan.plan_unbind, case.host, back)
+            part = attempt(name, planned, differences(case.host, batch, "host"))
+            yield replace(part, groups=_groups(batch))
             continue
-        bind = Bind(
-            tuple(function.address for function in batch),
-            driver=rule.driver,
-            allow=case.allow,
-            owner=case.owner(rule.owner),
-        )
-        yield virtual_to_guests(case, name, bind)
+        owner = case.owner(rule.owner)
+        bind = Bind(addresses, driver=rule.driver, allow=case.allow, owner=owner)
+        yield to_guests(case, bind, name)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import FIRST, LAST, Plan
-from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
+from vfiomgr.layout.model import PassthroughRule, SriovRule
 from vfiomgr.layout.parts import RuleMatch, components
 from vfiomgr.passthrough.steps import AwaitVfioNode
 from vfiomgr.pci.iommu import blockers
@@ -109,52 +109,30 @@ def clashes(
     access = {owner.name: owner.access for owner in request.owners}
     found: dict[int, Diagnostic] = {}
     for number, requests in by_group.items():
-        pairs = itertools.combinations(requests, 2)
-        against = (_against(host, number, pair, access) for pair in pairs)
-        first = next((diagnostic for diagnostic in against if diagnostic is not None), None)
-        if first is not None:
-            found[number] = first
+        for one, other in itertools.combinations(requests, 2):
+            if number not in found and one.claim is not other.claim:
+                against = _in_two_states(host, number, one, other)
+                against = against or _of_two_owners(number, one, other, access)
+                found |= {number: against} if against is not None else {}
     return found
-
-
-def _against(
-    host: HostSnapshot,
-    number: int,
-    pair: tuple[_Request, _Request],
-    access: Mapping[str, NodeAccess],
-) -> Diagnostic | None:
-    one, other = pair
-    if one.claim is other.claim:
-        return None
-    return _in_two_states(host, number, one, other) or _of_two_owners(number, one, other, access)
 
 
 def _requests(host: HostSnapshot, claims: Iterable[RuleMatch], held: Holders) -> Iterator[_Request]:
     for claim in claims:
-        match claim.rule:
-            case PassthroughRule():
-                gone = dict.fromkeys((*claim.devices, *_along(host, claim)))
-                own = (device for device in gone if held[device.address] is claim)
-                yield from (_Request(claim, device, is_for_guests=True) for device in own)
-            case HostRule():
-                kept = (*claim.devices, *claim.rest)
-                yield from (_Request(claim, device, is_for_guests=False) for device in kept)
-            case VgpuRule() | SriovRule() as rule:
-                yield from (
-                    _Request(claim, device, is_for_guests=False) for device in claim.devices
-                )
-                if isinstance(rule, SriovRule) and rule.functions != "any":
-                    goes = rule.functions == "passthrough"
-                    for device in _virtual(host, claim, held):
-                        yield _Request(claim, device, is_for_guests=goes)
-
-
-def _virtual(host: HostSnapshot, claim: RuleMatch, held: Holders) -> Iterator[PciDevice]:
-    for physical in claim.devices:
-        for address in physical.virtual_functions:
-            device = host.device_named(str(address))
-            if device is not None and held.get(address, claim) is claim:
-                yield device
+        rule = claim.rule
+        if isinstance(rule, PassthroughRule):
+            gone = dict.fromkeys((*claim.devices, *_along(host, claim)))
+            own = (device for device in gone if held[device.address] is claim)
+            yield from (_Request(claim, device, is_for_guests=True) for device in own)
+            continue
+        kept = (*claim.devices, *claim.rest)
+        yield from (_Request(claim, device, is_for_guests=False) for device in kept)
+        if isinstance(rule, SriovRule) and rule.functions != "any":
+            goes = rule.functions == "passthrough"
+            for address in (a for physical in claim.devices for a in physical.virtual_functions):
+                device = host.device_named(str(address))
+                if device is not None and held.get(address, claim) is claim:
+                    yield _Request(claim, device, is_for_guests=goes)
 
 
 def _in_two_states(
@@ -165,22 +143,13 @@ def _in_two_states(
     guest, kept = (one, other) if one.is_for_guests else (other, one)
     is_to_be = f"{kept.device} is {kept.claim.rule.state} in {kept.claim.label}"
     if guest.takes_group:
-        along = f"{guest.claim.label} includes it with IOMMU group {number}"
-        return blocker(
-            "layout-group-split",
-            kept.device,
-            f"{is_to_be}, but {along} (with_group)",
-            _REMEDY,
-        )
-    if _will_block(host, kept.device):
+        goes = f"{guest.claim.label} includes it with IOMMU group {number} (with_group)"
+    elif _will_block(host, kept.device):
         goes = f"{guest.device} of the same IOMMU group {number} is passthrough"
-        return blocker(
-            "layout-group-split",
-            kept.device,
-            f"{is_to_be}, but {goes} in {guest.claim.label}",
-            _REMEDY,
-        )
-    return None
+        goes += f" in {guest.claim.label}"
+    else:
+        return None
+    return blocker("layout-group-split", kept.device, f"{is_to_be}, but {goes}", _REMEDY)
 
 
 def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
@@ -212,7 +181,10 @@ def judged(
     host: HostSnapshot, parts: Sequence[Change], clashing: Mapping[int, Diagnostic]
 ) -> tuple[Change, ...]:
     """The parts, refused if rules clash or if a guest could not have a group after all."""
-    found = [_refused(part, _of_groups(part, clashing)) for part in parts]
+    found: list[Change] = []
+    for part in parts:
+        against = [clashing[number] for number in sorted(part.groups & clashing.keys())]
+        found.append(_refused(part, against))
     incomplete = {
         number: part
         for part in found
@@ -223,15 +195,11 @@ def judged(
     return tuple(_waiting(part, incomplete) for part in found)
 
 
-def _of_groups(part: Change, clashing: Mapping[int, Diagnostic]) -> Iterator[Diagnostic]:
-    return (clashing[number] for number in sorted(part.groups & clashing.keys()))
-
-
-def _refused(part: Change, diagnostics: Iterable[Diagnostic]) -> Change:
-    new = tuple(diagnostics)
-    if not new:
+def _refused(part: Change, diagnostics: Sequence[Diagnostic]) -> Change:
+    if not diagnostics:
         return part
-    return replace(part, plan=Plan("", ()), diagnostics=(*part.diagnostics, *new), deferred=())
+    every = (*part.diagnostics, *diagnostics)
+    return replace(part, plan=Plan("", ()), diagnostics=every, deferred=())
 
 
 def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
@@ -280,16 +248,12 @@ def in_parallel_groups(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple
     for number, together in enumerate(components(moving, _bonds), start=1):
         for part in together:
             rest = [step for step in part.plan.steps if not isinstance(step, LoadModule)]
-            waits = (at for at, step in enumerate(rest) if _examines_late_group(step))
-            end = next(waits, len(rest))
+            late = (isinstance(s, AwaitVfioNode) and s.group is None for s in rest)
+            end = next((at for at, waits in enumerate(late) if waits), len(rest))
             steps += rest[:end]
             numbers += [number] * end
             last += rest[end:]
     return (*steps, *last), (*numbers, *[LAST] * len(last))
-
-
-def _examines_late_group(step: Step) -> bool:
-    return isinstance(step, AwaitVfioNode) and step.group is None
 
 
 def _bonds(part: Change) -> frozenset[str]:

@@ -70,32 +70,23 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
         parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
         taken_parents.update(parents)
         claim = RuleMatch(number, rule, matching, parents)
-        companions = _companions(host, claim)
+        companions = []
+        if isinstance(rule, PassthroughRule) and not rule.only:
+            companions = [other for other in _slots(host, claim) if other not in matching]
         against = (*_unfit(claim), *_conflicts(claim, companions, taken))
         diagnostics += [(claim, diagnostic) for diagnostic in against]
         shortages += [(claim, diagnostic) for diagnostic in _too_few(host, claim, taken)]
         taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
-        taken |= dict.fromkeys(_disposed_of(claim), claim)
+        if isinstance(rule, SriovRule) and rule.functions != "any":  # it says who has them
+            taken |= dict.fromkeys((a for d in matching for a in d.virtual_functions), claim)
         claims.append(claim)
-    given_back = (_with_rest(host, claim, taken) for claim in claims)
-    return Selection(tuple(given_back), tuple(diagnostics), tuple(shortages))
-
-
-def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
-    """The virtual functions whose user is set by a rule about their physical functions."""
-    if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
-        for device in claim.devices:
-            yield from device.virtual_functions
-
-
-def _with_rest(
-    host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
-) -> RuleMatch:
-    """A claim of the host with the rest of its slots, unless other rules select them."""
-    if not isinstance(claim.rule, HostRule):
-        return claim
-    rest = (d for d in _slots(host, claim) if d not in claim.devices and d.address not in taken)
-    return replace(claim, rest=tuple(rest))
+    # The host gets the rest of its slots, unless other rules select them.
+    for at, claim in enumerate(claims):
+        if isinstance(claim.rule, HostRule):
+            others = (d for d in _slots(host, claim) if d not in claim.devices)
+            rest = tuple(d for d in others if d.address not in taken)
+            claims[at] = replace(claim, rest=rest)
+    return Selection(tuple(claims), tuple(diagnostics), tuple(shortages))
 
 
 def _slots(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
@@ -136,14 +127,6 @@ def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
     """Parents of vGPUs by name, including the kernel's sample devices."""
     names = (parent.name for parent in host.vgpus.parents if host.device_named(parent.name) is None)
     return (name for name in dict.fromkeys(names) if name in selector.parent)
-
-
-def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
-    """The other functions of slots that are passed through."""
-    rule = claim.rule
-    if not isinstance(rule, PassthroughRule) or rule.only:
-        return []
-    return [other for other in _slots(host, claim) if other not in claim.devices]
 
 
 def _conflicts(
@@ -192,22 +175,16 @@ def _remedy_for_few(
         return (
             f"{'; '.join(lost)}: a device belongs to the first rule that selects it, with its slot"
         )
-    hidden = [
-        str(d)
-        for d in host.devices
-        if not selector.address and d.is_boot_display and _is_selected_otherwise(d, selector)
-    ]
+    hidden: list[str] = []
+    for device in host.devices if not selector.address else ():
+        named = selector.model_copy(update={"address": (device.address,)})
+        if device.is_boot_display and _is_selected(device, named):
+            hidden.append(str(device))
     if hidden:
         return f"{', '.join(hidden)} is the console's display: only address selects it"
     return (
         "look for the missing device with vfiomgr list --all, or set at_least: 0 if it is optional"
     )
-
-
-def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
-    """Whether a device would be selected if it were not the console's display."""
-    named = selector.model_copy(update={"address": (device.address,)})
-    return _is_selected(device, named)
 
 
 def _unfit(claim: RuleMatch) -> Iterator[Diagnostic]:

@@ -109,27 +109,21 @@ def _entry(entry: object, place: str) -> GpuConfig:
     for key in ("devices", "vgpu-devices"):
         if key not in found:
             _reject(f"{place}: {key} is missing")
+    devices, filters = found["devices"], found.get("device-filter") or []
+    if devices != "all" and not (
+        isinstance(devices, list) and all(type(index) is int for index in devices)
+    ):
+        _reject(f"{place}: devices is {devices!r}, expected all or a list of numbers")
+    filters = [filters] if isinstance(filters, str) else filters
+    if not isinstance(filters, list) or not all(isinstance(one, str) for one in filters):
+        given = found["device-filter"]
+        _reject(f"{place}: device-filter is {given!r}, expected a text or a list of texts")
     return GpuConfig(
         place,
-        _indices(found["devices"], place),
-        _filters(found.get("device-filter"), place),
+        None if devices == "all" else tuple(devices),
+        tuple(filter(None, filters)),
         dict(_vgpus(found["vgpu-devices"], place)),
     )
-
-
-def _indices(devices: object, place: str) -> tuple[int, ...] | None:
-    if devices == "all":
-        return None
-    if not isinstance(devices, list) or not all(type(index) is int for index in devices):
-        _reject(f"{place}: devices is {devices!r}, expected all or a list of numbers")
-    return tuple(devices)
-
-
-def _filters(found: object, place: str) -> tuple[str, ...]:
-    listed = [found] if isinstance(found, str) else found or []
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        _reject(f"{place}: device-filter is {found!r}, expected a text or a list of texts")
-    return tuple(one for one in listed if one)
 
 
 def _vgpus(found: object, place: str) -> Iterator[tuple[str, int]]:
@@ -181,7 +175,8 @@ class _Rules:
             select = self._selector(entry)
             if select is None:
                 continue
-            if self._is_overruled(select):
+            before = self._before.before(select)
+            if self._has_all or any(covers(earlier, select) for _, earlier in before):
                 self._tell(entry, "a later entry covers all of its GPUs, so it never applies")
                 continue
             self._before.add(index, select)
@@ -194,10 +189,6 @@ class _Rules:
                 at_least=0 if entry.filters else 1,
                 vgpus=tuple(VgpuRequest(type=t, per_gpu=count) for t, count in entry.vgpus.items()),
             )
-
-    def _is_overruled(self, select: Selector) -> bool:
-        before = self._before.before(select)
-        return self._has_all or any(covers(earlier, select) for _, earlier in before)
 
     def _selector(self, entry: GpuConfig) -> Selector | None:
         identifiers = self._identifiers(entry)

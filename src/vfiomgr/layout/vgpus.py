@@ -326,20 +326,16 @@ def parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
     """Each GPU prepared, and then the vGPUs of all together."""
     numbers = (device.iommu_group for device in case.claim.devices)
     groups = frozenset(number for number in numbers if number is not None)
-    yield from (replace(part, groups=groups) for part in _parts(case, rule))
-
-
-def _parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
     names = (*(str(device.address) for device in case.claim.devices), *case.claim.parents)
-    ready = [_made_ready(case, rule, device, names[0]) for device in case.claim.devices]
-    if not any(part.differences for part in ready):
-        yield _carrying(case, rule, names)
-        return
-    requests = " and ".join(map(_told, rule.vgpus))
-    goal = requests or (_readiness(rule) if rule.mig is not None else "")
-    deferred = (f"{', '.join(names)}: {goal}",) if goal else ()
-    yield replace(ready[0], deferred=deferred)
-    yield from ready[1:]
+    found = [_made_ready(case, rule, device, names[0]) for device in case.claim.devices]
+    if any(part.differences for part in found):
+        requests = " and ".join(map(_told, rule.vgpus))
+        goal = requests or (_readiness(rule) if rule.mig is not None else "")
+        deferred = (f"{', '.join(names)}: {goal}",) if goal else ()
+        found[0] = replace(found[0], deferred=deferred)
+    else:
+        found = [_carrying(case, rule, names)]
+    yield from (replace(part, groups=groups) for part in found)
 
 
 def _told(request: VgpuRequest) -> str:
@@ -482,12 +478,7 @@ def _narrowed(host: HostSnapshot, gpus_alone: Sequence[_Whole]) -> HostSnapshot:
 
 def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
     make = partial(
-        Vgpu,
-        type_name=None,
-        driver=None,
-        iommu_group=None,
-        vfio_device=None,
-        numa_node=None,
+        Vgpu, type_name=None, driver=None, iommu_group=None, vfio_device=None, numa_node=None
     )
     match step:
         case CreateMdev():
@@ -506,13 +497,16 @@ def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
 def _differences(
     shares: Shares, known: Iterable[Gpu], names_of_rule: Iterable[str]
 ) -> Iterator[Difference]:
-    for lacking, names in shares.missing:
+    kept = {one.name for _, one in shares.kept}
+    for lacking, _ in shares.missing:
+        request = lacking.request
         where = ", ".join(gpu.name for gpu in lacking.scope) or ", ".join(names_of_rule)
         device = lacking.scope[0].device if len(lacking.scope) == 1 else None
-        found, wanted = lacking.there, lacking.there + len(names)
-        named = f" ({', '.join(names)})" if lacking.request.uuids and shares.surplus else ""
-        told = f"{found} x {lacking.request}", f"{wanted} x {lacking.request}{named}"
-        yield Difference(where, device.name if device else "", *told)
+        named = [uuid for uuid in request.uuids if uuid not in kept] if shares.surplus else []
+        wanted = f"{request.count or request.per_gpu} x {request}"
+        wanted += f" ({', '.join(named)})" if named else ""
+        name = device.name if device else ""
+        yield Difference(where, name, f"{lacking.there} x {request}", wanted)
     for gpu in known:
         model = gpu.device.name if gpu.device else ""
         for one in shares.surplus:

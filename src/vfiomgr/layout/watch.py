@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from vfiomgr.diagnostic import Diagnostic, refusal
 from vfiomgr.engine.locks import require_rights
@@ -186,8 +186,16 @@ class LayoutWatch:
         due = [name for name, case in cases.items() if self._is_due(name, case)]
         if due:
             cases = self._put_right(due, cases, self._correct)
-        self._forget(cases)
-        waits = (self._attempts[n].wait(c, self.clock()) for n, c in self._held_back(cases))
+        for name in self._failures.keys() - cases.keys():
+            del self._failures[name]
+        for name in self._attempts.keys() - cases.keys():
+            if self._attempts[name].failed is not None:
+                del self._attempts[name]
+        waits = (
+            self._attempts[name].wait(case, self.clock())
+            for name, case in cases.items()
+            if name in self._attempts and not case.diagnostics  # a refusal waits for its cause
+        )
         return min(waits, default=IDLE)
 
     def _is_due(self, name: str, case: _Case) -> bool:
@@ -223,17 +231,6 @@ class LayoutWatch:
         self._tell_changes(compared.differences, corrected)
         return after
 
-    def _held_back(self, cases: Mapping[str, _Case]) -> list[tuple[str, _Case]]:
-        """Pending retries; a refusal waits until its cause changes."""
-        return [(n, c) for n, c in cases.items() if n in self._attempts and not c.diagnostics]
-
-    def _forget(self, cases: Mapping[str, _Case]) -> None:
-        for name in [name for name in self._failures if name not in cases]:
-            del self._failures[name]
-        for name, attempt in tuple(self._attempts.items()):
-            if name not in cases and attempt.failed is not None:
-                del self._attempts[name]
-
     def _tell_changes(
         self, differences: Iterable[Difference], corrected: set[str] | frozenset[str]
     ) -> None:
@@ -242,10 +239,10 @@ class LayoutWatch:
             if key not in now:
                 event: Literal["corrected", "resolved"]
                 event = "corrected" if gone.device in corrected else "resolved"
-                self._tell(_event_of(event, gone))
+                self._tell(WatchEvent(event, *astuple(gone)))
         for key, came in now.items():
             if self._known.get(key) != came:
-                self._tell(_event_of("drift", came))
+                self._tell(WatchEvent("drift", *astuple(came)))
         self._known = now
 
     def _tell_failure(self, name: str, message: str, remedy: str) -> None:
@@ -285,14 +282,6 @@ def _cases(compared: Comparison) -> dict[str, _Case]:
     return found
 
 
-def _event_of(
-    event: Literal["drift", "resolved", "corrected"], difference: Difference
-) -> WatchEvent:
-    return WatchEvent(
-        event, difference.device, difference.name, difference.found, difference.wanted
-    )
-
-
 def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:
     """Each device that differs, with the result; a missing device has no name.
 
@@ -302,28 +291,23 @@ def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Re
     results: dict[str, Result] = {}
     while True:
         compared = compare(work.scan(request), request)
-        due = [names for names in compared.bundles if _is_due(names, request, results)]
+        due = [
+            names
+            for names in compared.bundles
+            if any(n not in results for n in names if not request.only or n in request.only)
+        ]
         if not due:
             break
         for names in due:  # and functions that one of them makes are there the next time
             results |= dict.fromkeys(names, _result(replace(request, only=names), work))
+    for name, result in results.items():
+        left = compared.left_of(name)
+        if left and not isinstance(result, VfiomgrError):
+            message = f"it was changed but still differs: {'; '.join(left)}"
+            remedy = "find the cause: vfiomgr show, journalctl, dmesg"
+            results[name] = StillDiffers(message, remedy)
     missing = (("", refusal([o])) for o in compared.diagnostics)
-    return (*missing, *((name, _judged(name, results[name], compared)) for name in results))
-
-
-def _is_due(names: tuple[str, ...], request: ApplyLayout, tried: Iterable[str]) -> bool:
-    """Whether parts that are changed together were requested and not tried yet."""
-    wanted = (name for name in names if not request.only or name in request.only)
-    return any(name not in tried for name in wanted)
-
-
-def _judged(name: str, result: Result, compared: Comparison) -> Result:
-    """The result for a device, judged by its final state."""
-    left = compared.left_of(name)
-    if not left or isinstance(result, VfiomgrError):
-        return result
-    message = f"it was changed but still differs: {'; '.join(left)}"
-    return StillDiffers(message, "find the cause: vfiomgr show, journalctl, dmesg")
+    return (*missing, *results.items())
 
 
 def _result(request: ApplyLayout, work: ApplyContext) -> Result:

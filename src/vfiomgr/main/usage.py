@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -194,6 +195,15 @@ def _remedy(error: click.UsageError, context: click.Context) -> str:
         return help_option
     if near := _near_choice(error):
         return f"did you mean {near}? {help_option}"
+    typed = _COMMAND.search(error.message)
+    if typed is not None and context.info_name == "check" and "." in typed[1]:
+        file = shlex.quote(typed[1])
+        if file.lower().endswith(".xml"):
+            return f"check a domain with: {context.command_path} domain {file}"
+        return (
+            f"check a layout with: {context.command_path} layout {file}; compare it with this "
+            f"host: vfiomgr plan {file}"
+        )
     if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
         names = ", ".join(context.command.list_commands(context))
         is_optional = context.command.invoke_without_command

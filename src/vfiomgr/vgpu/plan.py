@@ -102,10 +102,7 @@ def missing_instances(host: HostSnapshot, device: PciDevice, names: Sequence[str
         there = sum(one.profile == profile.id for one in partition.instances)
         if names.count(name) > there:
             missing[profile.id] = names.count(name) - there
-    return Plan(
-        plan.summary,
-        (_addition(device.identity, partition, missing),) if missing else (),
-    )
+    return Plan(plan.summary, (_addition(device.identity, partition, missing),) if missing else ())
 
 
 def exchange_instances(

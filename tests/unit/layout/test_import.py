@@ -12,14 +12,14 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.layout.compare import plan_layout
 from vfiomgr.layout.document import read_layouts, render_layouts
-from vfiomgr.layout.from_host import Import, import_layouts
+from vfiomgr.layout.imports import Import, import_layouts
 from vfiomgr.layout.model import PassthroughRule
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import identifier_of, read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from vfiomgr.layout.identifiers import Boards
+    from vfiomgr.layout.imports import Boards
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -16,7 +16,8 @@ from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.layout.compare import compare
-from vfiomgr.layout.from_host import export, import_layouts
+from vfiomgr.layout.from_host import export
+from vfiomgr.layout.imports import import_layouts
 from vfiomgr.layout.model import Layout, VgpuRule
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.paths import BOOT_ID

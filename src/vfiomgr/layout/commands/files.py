@@ -20,7 +20,7 @@ from vfiomgr.engine.changes import (
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
-from vfiomgr.layout.from_host import import_layouts
+from vfiomgr.layout.imports import import_layouts
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.layout.schema import layout_schema
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic, Override
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.layout.identifiers import Boards
+    from vfiomgr.layout.imports import Boards
     from vfiomgr.layout.model import LayoutFile
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
     from vfiomgr.snapshot.model import HostSnapshot
