@@ -49,7 +49,7 @@ from vfiomgr.vgpu.placement import guess
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.definitions.model import Attributes, DefinitionFacts
+    from vfiomgr.definitions.model import Attributes, Definition, DefinitionFacts
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -209,38 +209,24 @@ def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
     known = next((g for g in host.defined.gpus if g.gpu.address == device.address), None)
     if known is not None and not known.gpu.is_same_as(device.identity):
         message = f"{path} is for another device: {known.gpu}, not {device.identity}"
-        refuse(
-            "another-device",
-            device,
-            message,
-            f"remove it, or undefine its vGPUs first: {_names(known)}",
-        )
+        command = f"vfiomgr vgpu undefine {' '.join(one.name for one in known.vgpus)}"
+        remedy = f"remove it, or undefine its vGPUs first: {command}"
+        refuse("another-device", device, message, remedy)
     return known
 
 
-def _names(known: GpuDefinition) -> str:
-    return f"vfiomgr vgpu undefine {' '.join(str(f.address) for f in known.vgpus)}"
-
-
 def _present(gpu: Gpu, device: PciDevice, old: GpuDefinition | None) -> GpuDefinition:
-    """The current state of a GPU, with the defined vGPUs."""
+    """The current state of a GPU, with the defined vGPUs; what is unknown is as defined."""
     base = old or GpuDefinition(VERSION, device.identity, 0, ())
-    mode = gpu.mode.heterogeneous if gpu.mode else None
-    return replace(
-        base,
-        virtual_functions=device.sriov_numvfs or len(device.virtual_functions),
-        heterogeneous=base.heterogeneous if mode is None else mode,
-        mig=_instances(gpu, base),
-    )
-
-
-def _instances(gpu: Gpu, base: GpuDefinition) -> tuple[str, ...] | None:
-    """The profiles of the existing GPU instances; the defined ones if MIG is unknown."""
-    if gpu.mode is None or gpu.mode.mig is None:
-        return base.mig
-    if not gpu.mode.mig:
-        return None
-    return tuple(place.name for place in gpu.partition.places) if gpu.partition else base.mig
+    mixed, mig = base.heterogeneous, base.mig
+    if gpu.mode is not None and gpu.mode.heterogeneous is not None:
+        mixed = gpu.mode.heterogeneous
+    if gpu.mode is not None and gpu.mode.mig is False:
+        mig = None
+    elif gpu.mode is not None and gpu.mode.mig and gpu.partition:
+        mig = tuple(place.name for place in gpu.partition.places)
+    count = device.sriov_numvfs or len(device.virtual_functions)
+    return replace(base, virtual_functions=count, heterogeneous=mixed, mig=mig)
 
 
 def _wanted_function(
@@ -301,21 +287,28 @@ def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
 
     """
     _check_attributes(request.attributes or ())
+    mdevs, gpus_after = host.defined.vgpus, host.defined.gpus
+    definition: Definition | None
+    notes: tuple[str, ...] = ()
     if is_address(request.name):
-        return _plan_function(host, request)
-    old = _defined_before(host, request)
-    definition = _wanted(host, request, old)
-    text = render_definition(definition)
-    before = host.defined.file(definition.path)
-    changes = [] if before == text else [ReplaceFile(definition.path, before, text)]
-    others = [d for d in host.defined.vgpus if d.path != definition.path]
-    part = exchange(host, [*others, definition], host.defined.gpus, request.program)
+        old, new = defined(host, request)
+        change = replacement(host, old, new)
+        gpus_after = (*(g for g in gpus_after if g.gpu.address != new.gpu.address), new)
+        definition = new.function(PciAddress.parse(request.name))
+    else:
+        definition = _wanted(host, request, _defined_before(host, request))
+        text, before = render_definition(definition), host.defined.file(definition.path)
+        change = None if before == text else ReplaceFile(definition.path, before, text)
+        mdevs = (*(d for d in mdevs if d.path != definition.path), definition)
+        notes = tuple(_notes(host, definition))
+    part = exchange(host, mdevs, gpus_after, request.program)
+    starts = definition is not None and definition.autostart
     return Plan(
         summary=f"define {definition}",
-        steps=(*changes, *part.steps),
+        steps=(*([change] if change else []), *part.steps),
         locks=(LOCK, f"vgpu-{request.name}"),
-        notes=(*_notes(host, definition), *(part.notes if definition.autostart else ())),
-        already=() if changes else (f"{definition} is already defined",),
+        notes=(*notes, *(part.notes if starts else ())),
+        already=() if change else (f"{definition} is already defined",),
     )
 
 
@@ -340,23 +333,6 @@ def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
             if name not in absent and (vgpu := host.vgpus.named(name)) is not None
         ),
         already=tuple(f"vGPU definition not found: {name}" for name in absent),
-    )
-
-
-def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
-    """Plan the document of a GPU with the new definition of a virtual function."""
-    old, new = defined(host, request)
-    step = replacement(host, old, new)
-    gpus = [gpu for gpu in host.defined.gpus if gpu.gpu.address != new.gpu.address]
-    part = exchange(host, host.defined.vgpus, [*gpus, new], request.program)
-    function = new.function(PciAddress.parse(request.name))
-    starts = function is not None and function.autostart
-    return Plan(
-        summary=f"define {function}",
-        steps=(*([step] if step else []), *part.steps),
-        locks=(LOCK, f"vgpu-{request.name}"),
-        notes=part.notes if starts else (),
-        already=() if step else (f"{function} is already defined",),
     )
 
 

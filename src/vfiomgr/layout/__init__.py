@@ -1,9 +1,9 @@
 """Layouts: the state of a host as a document; planned, applied, asserted, exported, reverted.
 
 `document` reads the file into a `model`, `parts` assigns each device to the first rule that selects
-it, and `compare` splits the host into parts that can be changed separately: `functions`, `vgpus`;
-`groups` finds conflicts of rules about one IOMMU group. What concerns functions that do
-not exist yet is planned once they do. `boot` installs a layout for every boot, `watch` keeps it.
+it, and `compare` splits the host into parts that can be changed separately (`functions`, `vgpus`),
+and finds conflicts of rules about one IOMMU group. What concerns functions that do not exist yet is
+planned once they do. `boot` installs a layout for every boot, `watch` keeps it.
 """
 
 from typing import TYPE_CHECKING

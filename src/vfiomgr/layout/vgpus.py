@@ -27,7 +27,7 @@ from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
 from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent
 from vfiomgr.vgpu.placement import find_parents, serving
-from vfiomgr.vgpu.steps import CreateMdev, CreateVgpu, RemoveVgpu, SetVgpuAttribute, SetVgpuType
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -438,7 +438,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
         narrow = projection.with_vgpus(alone, [one for one in made if one.parent in places])
         request = replace(creation(lacking.request, names), strategy=rule.strategy)
         plan = vgpu_plan.plan_create(narrow, request)
-        new = [one for step in plan.steps if (one := _made_by(narrow, step)) is not None]
+        new = list(filter(None, map(vgpu_plan.vgpu_made_by, plan.steps)))
         parameters = [
             setting(one.name, None, lacking.request) for one in new if lacking.request.parameters
         ]
@@ -474,21 +474,6 @@ def _narrowed(host: HostSnapshot, gpus_alone: Sequence[_Whole]) -> HostSnapshot:
         devices=tuple(device for whole in gpus_alone for device in whole.devices),
         vgpus=replace(host.vgpus, parents=parents),
     )
-
-
-def _made_by(host: HostSnapshot, step: object) -> Vgpu | None:
-    make = partial(
-        Vgpu, type_name=None, driver=None, iommu_group=None, vfio_device=None, numa_node=None
-    )
-    match step:
-        case CreateMdev():
-            return make(uuid=step.uuid, family="mdev", parent=step.parent, type=step.type_id)
-        case SetVgpuType() if step.after:
-            parent = str(step.device.address)
-            family = next(p.family for p in host.vgpus.parents if p.name == parent)
-            return make(uuid=None, family=family, parent=parent, type=str(step.after))
-        case _:
-            return None
 
 
 # ---- what differs

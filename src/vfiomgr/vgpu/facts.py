@@ -32,6 +32,7 @@ from vfiomgr.vgpu.model import (
     VgpuParent,
     VgpuType,
     describe_type,
+    function_vgpu,
     types_called,
 )
 
@@ -312,16 +313,20 @@ def read_vendor_vgpus(
             continue
         parents.append(_parent(tree, device))
         if current != EMPTY:
-            vgpus.append(_vgpu(device, current))
+            vgpus.append(function_vgpu(device, "vendor-vfio", current, None))
     gpus = {parent.gpu for parent in parents}
     served = (device for device in devices if str(device.physical_function) in gpus)
     parents += _unlisted(tree, served, tuple(parents), "vendor-vfio")
-    return tuple(parents), tuple(_named(vgpus, parents))
+    # Virtual functions that are no vGPUs still list the names of types.
+    names = {known.id: known.name for parent in parents for known in parent.types}
+    named = (replace(vgpu, type_name=names.get(vgpu.type)) for vgpu in vgpus)
+    return tuple(parents), tuple(named)
 
 
 def creatable_types(tree: HostTree, directory: HostPath) -> tuple[VgpuType, ...]:
-    """The types that the driver offers for a virtual function now."""
-    return tuple(_creatable(tree, directory))
+    """The types that a driver offers for a virtual function now; none if it already has a type."""
+    text = tree.read_text(directory / DIRECTORY / CREATABLE, _LIMIT) or ""
+    return tuple(describe_type(n, name, None, _DEVICE_API) for n, name in _LINE.findall(text))
 
 
 def read_current(tree: HostTree, directory: HostPath) -> str | None:
@@ -332,7 +337,7 @@ def read_current(tree: HostTree, directory: HostPath) -> str | None:
 
 def _parent(tree: HostTree, device: PciDevice) -> VgpuParent:
     directory = pci_device(device.address)
-    types = tuple(_creatable(tree, directory))
+    types = creatable_types(tree, directory)
     return VgpuParent(
         name=str(device.address),
         path=tree.resolve(directory) or directory,
@@ -342,31 +347,3 @@ def _parent(tree: HostTree, device: PciDevice) -> VgpuParent:
         types=types,
         available=(1,) * len(types),
     )
-
-
-def _creatable(tree: HostTree, directory: HostPath) -> Iterator[VgpuType]:
-    """The types that the driver offers for a virtual function; none if it already has a type."""
-    text = tree.read_text(directory / DIRECTORY / CREATABLE, _LIMIT) or ""
-    for number, name in _LINE.findall(text):
-        yield describe_type(number, name, None, _DEVICE_API)
-
-
-def _vgpu(device: PciDevice, type_id: str) -> Vgpu:
-    return Vgpu(
-        uuid=None,
-        family="vendor-vfio",
-        parent=str(device.address),
-        type=type_id,
-        type_name=None,
-        driver=device.driver,
-        iommu_group=device.iommu_group,
-        vfio_device=device.vfio_device,
-        numa_node=device.numa_node,
-    )
-
-
-def _named(vgpus: Iterable[Vgpu], parents: Iterable[VgpuParent]) -> Iterator[Vgpu]:
-    """Add the names of types that other virtual functions still offer."""
-    names = {known.id: known.name for parent in parents for known in parent.types}
-    for vgpu in vgpus:
-        yield replace(vgpu, type_name=names.get(vgpu.type))

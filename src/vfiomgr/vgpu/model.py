@@ -268,6 +268,21 @@ class Vgpu(Value):
         return f"vGPU {self.name}"
 
 
+def function_vgpu(device: PciDevice, family: Family, kind: str, type_name: str | None) -> Vgpu:
+    """A virtual function that is a vGPU."""
+    return Vgpu(
+        uuid=None,
+        family=family,
+        parent=str(device.address),
+        type=kind,
+        type_name=type_name,
+        driver=device.driver,
+        iommu_group=device.iommu_group,
+        vfio_device=device.vfio_device,
+        numa_node=device.numa_node,
+    )
+
+
 MARKS = RUNTIME / "vgpus"
 
 

@@ -52,7 +52,6 @@ _COMPUTE = expression(r"^\|+\s*(\d+)\s+(\d+)\s+MIG\s+(\S+)\s+\d+\s+\d+\b")
 """`|   0      3       MIG 1c.2g.10gb       0         1          1:1     |`: the instance first."""
 _PLACES = expression(r"^GPU\s+(\d+)\s+Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,]*)\}:(\d+)")
 """`GPU  0 Profile ID 14 Placements: {0,2,4}:2`."""
-_GPU = expression(r"^GPU\s+([0-9A-Fa-f]+:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _MIB_PER_GIB = 1024
 
 _Processes = dict[tuple[str, int], tuple[str, ...]]
@@ -75,11 +74,12 @@ def read_partitions(
         return ()  # what is there is not known, which is not the same as nothing
     made = parse_instances(instances, compute)
     running = parse_processes(log)
-    return tuple(
-        GpuPartition(gpu, profiles[index], _with_processes(gpu, made.get(index, ()), running))
-        for index, gpu in by_index.items()
-        if gpu in divided and index in profiles
-    )
+    found: list[GpuPartition] = []
+    for index, gpu in by_index.items():
+        if gpu in divided and index in profiles:
+            busy = (replace(o, processes=running.get((gpu, o.id), ())) for o in made.get(index, ()))
+            found.append(GpuPartition(gpu, profiles[index], tuple(busy)))
+    return tuple(found)
 
 
 def read_instances(tree: HostTree, address: PciAddress) -> tuple[GpuInstance, ...]:
@@ -177,28 +177,21 @@ def parse_instances(table: str, compute: str) -> dict[int, tuple[GpuInstance, ..
 def parse_processes(log: str) -> _Processes:
     """Read the processes in `-q`, by GPU address and GPU instance number."""
     found: _Processes = {}
-    gpu, instance, process = "", "", ""
-    for line in log.splitlines():
-        if (match := _GPU.match(line)) is not None:
-            gpu = _sysfs_name(match[1]) or ""
-        key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "GPU instance ID":
-            instance = value
-        elif key == "Process ID":
-            process = value
-        elif key == "Name" and process:
-            if instance.isdecimal():
-                name = value.rpartition("/")[2] or "a process"
-                place = (gpu, int(instance))
-                found[place] = (*found.get(place, ()), f"{name} (PID {process})")
-            process = ""
+    for gpu, lines in _sections(log):
+        instance, process = "", ""
+        for line in lines:
+            key, _, value = (part.strip() for part in line.partition(":"))
+            if key == "GPU instance ID":
+                instance = value
+            elif key == "Process ID":
+                process = value
+            elif key == "Name" and process:
+                if instance.isdecimal():
+                    name = value.rpartition("/")[2] or "a process"
+                    place = (gpu, int(instance))
+                    found[place] = (*found.get(place, ()), f"{name} (PID {process})")
+                process = ""
     return found
-
-
-def _with_processes(
-    gpu: str, instances: Iterable[GpuInstance], running: _Processes
-) -> tuple[GpuInstance, ...]:
-    return tuple(replace(one, processes=running.get((gpu, one.id), ())) for one in instances)
 
 
 def _ask(tree: HostTree, *question: str) -> str | None:
@@ -230,7 +223,7 @@ def _sysfs_name(text: str) -> str | None:
 
 
 _FIELD = expression(r"^(?P<indent>\s*)(?P<key>\S.*?)\s*(?::(?:\s+(?P<value>.*?))?)?\s*$")
-_MODE_GPU = expression(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
+_GPU = expression(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _TYPE_ID = "vGPU Type ID"
 _FLAGS = {"enabled": True, "disabled": False}
 _SUPPORT = {"supported": True, "not supported": False}
@@ -299,13 +292,12 @@ def with_known_types(
         return parents, vgpus
     known = dict(_types(ask(tree, devices, "vgpu", "-s", "-v") or ""))
     completed = tuple(_completed(parent, known.get(parent.gpu, ()), divided) for parent in parents)
-    kinds = {parent.name: parent.types for parent in completed if parent.family == _VENDOR}
-    return completed, tuple(_named(vgpu, kinds.get(vgpu.parent, ())) for vgpu in vgpus)
-
-
-def _named(vgpu: Vgpu, kinds: Sequence[VgpuType]) -> Vgpu:
-    name = next((kind.name for kind in kinds if kind.id == vgpu.type), None)
-    return replace(vgpu, type_name=vgpu.type_name or name)
+    names = {(p.name, k.id): k.name for p in completed if p.family == _VENDOR for k in p.types}
+    named = (
+        replace(vgpu, type_name=vgpu.type_name or names.get((vgpu.parent, vgpu.type)))
+        for vgpu in vgpus
+    )
+    return completed, tuple(named)
 
 
 def _completed(
@@ -313,18 +305,17 @@ def _completed(
 ) -> VgpuParent:
     if not known or (parent.family != _VENDOR and parent.gpu not in divided):
         return parent
-    if parent.family != _VENDOR:
+    if parent.family != _VENDOR:  # sysfs does not show the profiles of GPU instances
         by_number = {kind.number: kind for kind in known}
-        return replace(parent, types=tuple(_backed(kind, by_number) for kind in parent.types))
+        pairs = ((kind, by_number.get(kind.number, kind)) for kind in parent.types)
+        types = (
+            replace(k, instance_profile=o.instance_profile, per_instance=o.per_instance)
+            for k, o in pairs
+        )
+        return replace(parent, types=tuple(types))
     kinds = {kind.id: kind for kind in (*parent.types, *known)}
     available = tuple(parent.offers(number) for number in kinds)
     return replace(parent, types=tuple(kinds.values()), available=available)
-
-
-def _backed(kind: VgpuType, known: dict[str, VgpuType]) -> VgpuType:
-    """Add the GPU instance profile to a mediated type, which sysfs does not show."""
-    other = known.get(kind.number, kind)
-    return replace(kind, instance_profile=other.instance_profile, per_instance=other.per_instance)
 
 
 def _modes(text: str) -> Iterator[GpuMode]:
@@ -412,7 +403,7 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
     lines: list[str] = []
     gpu: str | None = None
     for line in text.splitlines():
-        match = _MODE_GPU.match(line)
+        match = _GPU.match(line)
         if match is None:
             lines.append(line)
             continue

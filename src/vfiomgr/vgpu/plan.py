@@ -40,11 +40,9 @@ from vfiomgr.vgpu.steps import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.errors import Refusal
-    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
@@ -62,7 +60,7 @@ def needed_instances(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuI
     for gpu in gpus(host):
         if gpu.partition is None or gpu.device is None:
             continue
-        missing = lacking(gpu, _made_on(gpu, steps))
+        missing = lacking(gpu, _types_made_on(gpu, steps))
         if missing:
             found.append(_addition(gpu.device.identity, gpu.partition, missing))
     return tuple(found)
@@ -158,20 +156,26 @@ def _release(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> st
     return ", and ".join(parts)
 
 
-def _made_on(gpu: Gpu, steps: Sequence[Step]) -> Iterator[VgpuType]:
+def vgpu_made_by(step: object) -> Vgpu | None:
+    """The vGPU that a step creates; only what the step says is known."""
+    unknown = (None, None, None, None, None)
+    match step:
+        case CreateMdev():
+            return Vgpu(step.uuid, "mdev", step.parent, step.type_id, *unknown)
+        case SetVgpuType() if step.after:
+            address, kind = str(step.device.address), str(step.after)
+            return Vgpu(None, "vendor-vfio", address, kind, *unknown)
+        case _:
+            return None
+
+
+def _types_made_on(gpu: Gpu, steps: Sequence[Step]) -> Iterator[VgpuType]:
     """The types of the vGPUs that steps create on a GPU."""
     kinds = {kind.id: kind for kind in gpu.types}
     parents = {parent.name for parent in gpu.parents}
-    for step in steps:
-        match step:
-            case CreateMdev(parent=parent, type_id=type_id) if parent in parents:
-                made = kinds.get(type_id)
-            case SetVgpuType() if step.after and str(step.device.address) in parents:
-                made = kinds.get(str(step.after))
-            case _:
-                made = None
-        if made is not None:
-            yield made
+    for vgpu in filter(None, map(vgpu_made_by, steps)):
+        if vgpu.parent in parents and vgpu.type in kinds:
+            yield kinds[vgpu.type]
 
 
 def _addition(
@@ -213,7 +217,10 @@ def plan_create(
         Refusal: there is no room, or another vGPU has the UUID.
 
     """
-    refuse_function(host, _address_of(host, request.parent), count=len(request.uuids))
+    parent = request.parent
+    if parent is not None and ":" in parent:
+        parent = str(find_address(host, parent))
+    refuse_function(host, parent, count=len(request.uuids))
     there = _there_already(host, request, checkpoint)
     missing = [number for number in range(len(request.uuids)) if number not in there]
     already = tuple(f"{there[number]} already exists" for number in sorted(there))
@@ -221,37 +228,30 @@ def plan_create(
     unmarked = [v for v in there.values() if checkpoint is not None and not host.vgpus.is_own(v)]
     wanted = replace(request, uuids=tuple(request.uuids[number] for number in missing))
     choice = Placements((), ())
-    if missing:
-        choice = (
-            choose(host, wanted)
-            if checkpoint is None
-            else _chosen_before(host, checkpoint, missing)
-        )
-    steps: list[Step] = []
-    made: list[Vgpu] = []
-    for place, uuid in zip(choice.places, wanted.uuids, strict=True):
-        step, vgpu = _creation(host, place, uuid)
-        steps.append(step)
-        made.append(vgpu)
+    if missing and checkpoint is None:
+        choice = choose(host, wanted)
+    elif missing and checkpoint is not None:
+        choice = _chosen_before(host, checkpoint, missing)
+    pairs = zip(choice.places, wanted.uuids, strict=True)
+    steps = [_creation(host, place, uuid) for place, uuid in pairs]
+    made = list(filter(None, map(vgpu_made_by, steps)))
     instances = needed_instances(host, steps)
-    marks = [ReplaceFile(mark_file(v), None, mark_of(v)) for v in (*unmarked, *made)]
+    left = {mark.path: mark.text for mark in host.vgpus.marks}  # of earlier vGPUs of a name
+    marks = [
+        ReplaceFile(file, left.get(file), mark_of(vgpu))
+        for vgpu in (*unmarked, *made)
+        for file in [mark_file(vgpu)]
+    ]
     locks = {name for place in choice.places for name in _gpu_locks(host, place)}
     locks |= {name for vgpu in there.values() for name in _locks(host, vgpu)}
     return Plan(
         _summary(request, choice.places),
-        (*instances, *steps, *(_fresh(host, mark) for mark in marks)),
+        (*instances, *steps, *marks),
         locks=tuple(sorted({*locks, *(f"vgpu-{vgpu.name}" for vgpu in made)})),
         notes=(*choice.notes, *instance_notes(instances)),
         already=already,
         resolves=(*(vgpu.name for vgpu in made), *(vgpu.name for vgpu in there.values())),
     )
-
-
-def _address_of(host: HostSnapshot, name: str | None) -> str | None:
-    """Normalize a name if it is an address."""
-    if name is None or ":" not in name:
-        return name
-    return str(find_address(host, name))
 
 
 @resolves(CreateVgpu)
@@ -267,8 +267,8 @@ def resolve(
     chosen = iter(choose(host, wanted).places if missing else ())
     places: list[tuple[str, str]] = []
     for number in range(len(request.uuids)):
-        if number in there:
-            places.append((there[number].parent, there[number].type))
+        if (vgpu := there.get(number)) is not None:
+            places.append((vgpu.parent, vgpu.type))
         else:
             place = next(chosen)
             places.append((place.parent.name, place.type.id))
@@ -294,12 +294,13 @@ def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
     locks |= {f"vgpu-{name}" for name in request.names}
     left = _left_marks(host, [name for name in request.names if name not in names])
     locks |= {parent_lock(host, parent) for parent in left.values()}
+    files = {*map(mark_file, found), *(MARKS / name for name in left)}
     return Plan(
         summary=_removal_summary(request, names),
         steps=(
             *(step for vgpu in found for step in _remembered(host, vgpu)),
             *(_removal(host, vgpu) for vgpu in found),
-            *_unmarkings(host, {*map(mark_file, found), *(MARKS / name for name in left)}),
+            *(ReplaceFile(m.path, m.text, None) for m in host.vgpus.marks if m.path in files),
         ),
         locks=tuple(sorted(locks)),
         notes=(*_foreign_notes(host, request), *device_notes(host, found)),
@@ -375,15 +376,12 @@ def _chosen_before(
     return Placements(tuple(places), ())
 
 
-def _creation(host: HostSnapshot, place: Placement, uuid: str) -> tuple[Step, Vgpu]:
+def _creation(host: HostSnapshot, place: Placement, uuid: str) -> Step:
     parent, kind = place.parent, place.type
-    is_mdev = parent.family == "mdev"
-    name = uuid.lower() if is_mdev else None
-    vgpu = Vgpu(name, parent.family, parent.name, kind.id, kind.name, None, None, None, None)
-    if name is not None:
-        return CreateMdev(parent.name, parent.path, kind.id, name), vgpu
+    if parent.family == "mdev":
+        return CreateMdev(parent.name, parent.path, kind.id, uuid.lower())
     device = find_device(host, parent.name)
-    return SetVgpuType(device.identity, before=0, after=int(kind.id)), vgpu
+    return SetVgpuType(device.identity, before=0, after=int(kind.id))
 
 
 def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
@@ -400,18 +398,6 @@ def _remembered(host: HostSnapshot, vgpu: Vgpu) -> Iterator[SetVgpuAttribute]:
     for name, text in host.defined.attributes_of(vgpu.name):
         if text.strip():
             yield SetVgpuAttribute(vgpu.name, directory, name, before=text, after=text)
-
-
-def _fresh(host: HostSnapshot, mark: ReplaceFile) -> ReplaceFile:
-    """Replace a mark that an earlier vGPU of this name left behind."""
-    left = next((m.text for m in host.vgpus.marks if m.path == mark.path), None)
-    return replace(mark, before=left)
-
-
-def _unmarkings(host: HostSnapshot, files: AbstractSet[HostPath]) -> Iterator[Step]:
-    for mark in host.vgpus.marks:
-        if mark.path in files:
-            yield ReplaceFile(mark.path, mark.text, None)
 
 
 def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
 from vfiomgr.passthrough.guards import GIM, GIM_OPTIONS
 from vfiomgr.units import MIB
 from vfiomgr.vgpu.capacity import Capacity, Gpu
-from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
+from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType, function_vgpu
 from vfiomgr.vgpu.quota.model import SHARED, in_bytes
 
 if TYPE_CHECKING:
@@ -175,22 +175,14 @@ TYPE = "vf"
 
 def function_vgpus(host: HostSnapshot) -> tuple[Vgpu, ...]:
     """The virtual functions that are vGPUs themselves."""
-    return tuple(
-        Vgpu(
-            uuid=None,
-            family="sriov-vf",
-            parent=str(device.address),
-            type=TYPE,
-            type_name=_quotas_in_words(host, device),
-            driver=device.driver,
-            iommu_group=device.iommu_group,
-            vfio_device=device.vfio_device,
-            numa_node=device.numa_node,
-        )
-        for gpu in _divided(host)
-        for device in host.devices
-        if device.address in gpu.virtual_functions
-    )
+    found: list[Vgpu] = []
+    for gpu in _divided(host):
+        for device in host.devices:
+            if device.address in gpu.virtual_functions:
+                quotas = host.function_quotas(device)
+                name = None if quotas is None else str(quotas)
+                found.append(function_vgpu(device, "sriov-vf", TYPE, name))
+    return tuple(found)
 
 
 def function_rooms(host: HostSnapshot) -> tuple[tuple[Gpu, Capacity], ...]:
@@ -217,7 +209,8 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
         if count is None:
             remedy = f"remove all {len(functions)}: vfiomgr sriov set {gpu.address} 0"
         else:
-            memory = " --vf-memory SIZE" if _has_memory(host, gpu) else ""
+            known = host.vgpus.quotas_of(gpu)
+            memory = " --vf-memory SIZE" if known is not None and known.has("memory") else ""
             remedy = (
                 f"create them: vfiomgr sriov set {gpu.address} {count + len(functions)}{memory}; "
                 "then bind each one: vfiomgr bind ADDRESS"
@@ -231,16 +224,6 @@ def _divided(host: HostSnapshot) -> Iterator[PciDevice]:
     for device in host.devices:
         if device.sriov_totalvfs and (str(device.address) in known or device.driver == GIM):
             yield device
-
-
-def _quotas_in_words(host: HostSnapshot, device: PciDevice) -> str | None:
-    quotas = host.function_quotas(device)
-    return None if quotas is None else str(quotas)
-
-
-def _has_memory(host: HostSnapshot, gpu: PciDevice) -> bool:
-    known = host.vgpus.quotas_of(gpu)
-    return known is not None and known.has("memory")
 
 
 def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tuple[Gpu, Capacity]:
