@@ -17,7 +17,7 @@ from vfiomgr.definitions.start import (
     started,
     together,
 )
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.engine.transaction import apply, once
@@ -33,7 +33,7 @@ from vfiomgr.vgpu.plan import missing_instances
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from vfiomgr.definitions.model import Definition, GpuDefinition
     from vfiomgr.engine.host import ManagedHost
@@ -125,7 +125,12 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
 
     """
     device = host.device(definition.gpu.address)
-    refuse_if_any(_unwanted_mig(host, definition), frozenset())
+    mode = host.vgpus.mode_of(device)
+    if mode is not None and mode.mig and definition.mig is None:  # none of their types is available
+        message = f"{device.address} is in MIG mode, but its vGPUs are defined without MIG"
+        command = f"vfiomgr vgpu mode {device.address} --no-mig"
+        remedy = f"turn MIG off: {command}; then run: vfiomgr vgpu restore"
+        refuse("gpu-partitioned", device.address, message, remedy)
     needed = (str(function.address) for function in definition.autostarting)
     if all(host.device_named(name) is not None for name in needed):
         change = _change_of_modes(host, definition)
@@ -134,12 +139,8 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions other than those defined"
-        refuse(
-            "functions-not-as-defined",
-            device,
-            message,
-            f"remove them: vfiomgr sriov set {device.address} 0",
-        )
+        remedy = f"remove them: vfiomgr sriov set {device.address} 0"
+        refuse("functions-not-as-defined", device, message, remedy)
     count = definition.virtual_functions
     if steps.makes_by_program(host, device):  # all, including those defined
         count = device.sriov_totalvfs or count
@@ -162,19 +163,6 @@ def _divided(
         return before
     locks = {*before.locks, *gpu_locks(host, device)}
     return replace(before, steps=(*before.steps, *part.steps), locks=tuple(sorted(locks)))
-
-
-def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Diagnostic]:
-    """Refuse MIG if the vGPUs are defined without it: none of their types is available."""
-    address = definition.gpu.address
-    mode = host.vgpus.mode_of(host.device(address))
-    if mode is not None and mode.mig and definition.mig is None:
-        yield blocker(
-            "gpu-partitioned",
-            address,
-            f"{address} is in MIG mode, but its vGPUs are defined without MIG",
-            f"turn MIG off: vfiomgr vgpu mode {address} --no-mig; then run: vfiomgr vgpu restore",
-        )
 
 
 def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMode | None:

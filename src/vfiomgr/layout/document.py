@@ -180,7 +180,7 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
 def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
     """The content of a text, or all its errors."""
     if _XML.match(text):
-        what, remedy = "this is XML, not a layout", f"a layout begins with version: {VERSION}"
+        what, remedy = "this is XML, not a layout", _WORDING.start
         return None, (flaw("layout-other-document", Position(), "", what, remedy),)
     try:
         document, flaws = read_located(text, _WORDING)

@@ -143,8 +143,9 @@ def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Share
                 if gpu.type_of(one) in kinds[gpu.name]
                 and (one.name not in named if mine is None else one.name in mine)
             ]
-            kept = sorted(kept, key=lambda pair: _has_other_parameters(case.host, pair[1], request))
-            kept = kept[:count]
+            # Those with the requested parameters first.
+            found = {one: found_on(case.host, one) or "" for _, one in kept}
+            kept = sorted(kept, key=lambda pair: are_others(found[pair[1]], request))[:count]
             for gpu, one in kept:
                 left[gpu.name].remove(one)
                 shares.kept.append((request, one))
@@ -177,10 +178,6 @@ def _by_choice(request: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
     )
 
 
-def _has_other_parameters(host: HostSnapshot, one: Vgpu, request: VgpuRequest) -> bool:
-    return are_others(found_on(host, one) or "", request)
-
-
 def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
     def worth(one: Vgpu) -> tuple[bool, bool, str]:
         return not host.holders(one), not host.vgpus.is_own(one), one.name
@@ -201,6 +198,7 @@ def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> t
 
 
 _ENDLESS = 1 << 20
+_FEWER = "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types"
 
 
 def impossible(
@@ -215,36 +213,26 @@ def impossible(
         yield from _too_many(rule, gpu)
 
 
-def _serving(gpu: Gpu, request: VgpuRequest) -> list[VgpuType]:
-    """The types of a GPU that meet a request."""
-    return serving(gpu, creation(request))
-
-
 def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
     """A request that exceeds its GPUs, or that none of them supports."""
     request = lacking.request
-    kinds = {gpu.name: _serving(gpu, request) for gpu in lacking.scope}
+    kinds = {gpu.name: serving(gpu, creation(request)) for gpu in lacking.scope}
     if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
         names = ", ".join(gpu.name for gpu in lacking.scope)
-        yield blocker(
-            "vgpu-type-unavailable",
-            names,
-            f"{names} does not support {request}"
-            if len(kinds) == 1
-            else f"none of {names} supports {request}",
-            "show the types of each: vfiomgr vgpu list --types",
-        )
+        text = f"none of {names} supports {request}"
+        if len(kinds) == 1:
+            text = f"{names} does not support {request}"
+        remedy = "show the types of each: vfiomgr vgpu list --types"
+        yield blocker("vgpu-type-unavailable", names, text, remedy)
     most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
     count = request.count or request.per_gpu or 0
     if 0 < sum(most) < count:
         yield blocker(
             "vgpu-no-capacity",
             case.claim.label,
-            (
-                f"{case.claim.label} requests {count} x {request}, but its GPUs have capacity for "
-                f"{sum(most)}"
-            ),
-            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
+            f"{case.claim.label} requests {count} x {request}, but its GPUs have capacity for "
+            f"{sum(most)}",
+            _FEWER,
         )
 
 
@@ -261,14 +249,10 @@ def _most(gpu: Gpu, kind: VgpuType) -> int:
 def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
     names = [one.name for one in shares.surplus if not case.host.vgpus.is_own(one)]
     if names:
-        yield blocker(
-            "unmanaged-vgpus",
-            case.claim.label,
-            f"{case.claim.label} does not include these vGPUs, and vfiomgr did not create them: "
-            + ", ".join(names),
-            "add them to the layout, or remove them if they are not needed: vfiomgr vgpu remove "
-            + " ".join(names),
-        )
+        label, command = case.claim.label, f"vfiomgr vgpu remove {' '.join(names)}"
+        text = f"{label} does not include these vGPUs, and vfiomgr did not create them"
+        remedy = f"add them to the layout, or remove them if they are not needed: {command}"
+        yield blocker("unmanaged-vgpus", label, f"{text}: {', '.join(names)}", remedy)
 
 
 def _taken_names(
@@ -290,36 +274,26 @@ def _taken_names(
 
 def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     """The vGPUs per GPU that exceed what its types allow."""
-    requests = [request for request in rule.vgpus if request.per_gpu is not None]
-    kinds = [
-        (request.per_gpu or 0, kind) for request in requests for kind in _serving(gpu, request)[:1]
-    ]
-    functions = [parent for parent in gpu.parents if parent.is_virtual_function]
+    kinds: list[tuple[int, VgpuType]] = []
+    for request in rule.vgpus:
+        if request.per_gpu is not None:
+            fitting = serving(gpu, creation(request))
+            kinds += [(request.per_gpu, kind) for kind in fitting[:1]]
+    reasons: list[tuple[str, str]] = []
+    functions = sum(parent.is_virtual_function for parent in gpu.parents)
     total = sum(count for count, _ in kinds)
-    if functions and total > len(functions):
-        yield blocker(
-            "vgpu-no-capacity",
-            gpu,
-            f"{gpu} has {counted(len(functions), 'virtual function')}, too few for "
-            f"{counted(total, 'vGPU')}",
-            "request fewer vGPUs, or more functions in the rule",
-        )
+    if functions and total > functions:
+        text = f"{counted(functions, 'virtual function')}, too few for {counted(total, 'vGPU')}"
+        reasons.append((text, "request fewer vGPUs, or more functions in the rule"))
     memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
     if gpu.framebuffer is not None and memory > gpu.framebuffer:
-        yield blocker(
-            "vgpu-no-capacity",
-            gpu,
-            f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
-            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
-        )
+        reasons.append((f"{gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB", _FEWER))
     for count, kind in kinds:
         if kind.max_instances is not None and count > kind.max_instances:
-            yield blocker(
-                "vgpu-no-capacity",
-                gpu,
-                f"{gpu} has capacity for at most {kind.max_instances} {kind}, not {count}",
-                "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
-            )
+            text = f"capacity for at most {kind.max_instances} {kind}, not {count}"
+            reasons.append((text, _FEWER))
+    for text, remedy in reasons:
+        yield blocker("vgpu-no-capacity", gpu, f"{gpu} has {text}", remedy)
 
 
 def parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:

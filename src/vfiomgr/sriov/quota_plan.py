@@ -110,24 +110,19 @@ def original_texts(known: GpuQuotas) -> dict[str, str]:
 
 
 def text_without_functions(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
-    """The value of an attribute without vfiomgr and without virtual functions.
+    """The value of an attribute without vfiomgr and without virtual functions."""
+    original = known.original(name)
+    return text_at_none(device, known, name, text) if original is None else original
+
+
+def text_at_none(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
+    """The value of an attribute after the functions are removed.
 
     xe frees all memory with the functions (Documentation/ABI/testing), i915 only what it divided
     itself.
     """
-    original = known.original(name)
-    if original is not None:
-        return original
-    return "0" if device.sriov_numvfs and _is_driver_made(known, name) else text
-
-
-def text_at_none(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
-    """The value of an attribute after the functions are removed."""
-    return "0" if device.sriov_numvfs and _is_driver_made(known, name) else text
-
-
-def _is_driver_made(known: GpuQuotas, name: str) -> bool:
-    return name != AUTO and is_of_memory(name) and (known.auto in (None, "1"))
+    is_made_by_driver = name != AUTO and is_of_memory(name) and known.auto in (None, "1")
+    return "0" if device.sriov_numvfs and is_made_by_driver else text
 
 
 def quota_steps(
@@ -177,7 +172,8 @@ def _of_functions(
         if not own:
             continue
         step = _step(device, known, function.number, own)
-        if any(_grows(change) for change in own):
+        memory = (change for change in own if is_of_memory(change.name))
+        if any(int(change.after) > int(change.before) for change in memory):
             growing.append(step)
         else:
             yield step
@@ -188,10 +184,6 @@ def _place(name: str) -> int:
     """Sort key for attributes: memory, then related resources, then time."""
     kinds = (*(kind for kind in QUANTITIES if is_of_memory(kind)), *SHARED, *QUANTITIES)
     return kinds.index(name.rpartition("/")[2])
-
-
-def _grows(change: QuotaChange) -> bool:
-    return is_of_memory(change.name) and int(change.after) > int(change.before)
 
 
 def _priorities(
@@ -352,15 +344,16 @@ def plan_change(
     }
     refuse_if_any(_unchangeable(physical, named, known, request, changed))
     if request.share.memory is not None and changed:
-        refuse_if_any(
-            [
-                *too_much(physical, known, request.share, numbers, _others(known, numbers)),
-                *_held(host, physical, numbers),
-            ]
-        )
+        others = sum(f.memory or 0 for f in known.virtual if f.number not in numbers)
+        exceeded = too_much(physical, known, request.share, numbers, others)
+        refuse_if_any([*exceeded, *_held(host, physical, numbers)])
     priority = None if checkpoint is None else checkpoint.priority
     steps = tuple(quota_steps(physical, known, changed, priority))
-    record = tuple(record_steps(known, _first_texts(physical, known, changed)))
+    first = {
+        name: text_without_functions(physical, known, name, before)
+        for name, (before, _) in changed.items()
+    }
+    record = tuple(record_steps(known, first | original_texts(known)))
     return Plan(
         summary=f"set the quotas of {request.address}: {request.share}",
         steps=(*(record if steps else ()), *steps),
@@ -369,22 +362,6 @@ def plan_change(
         notes=tuple(_notes(known, request)) if steps else (),
         already=() if steps else (f"{named} already has {request.share}",),
     )
-
-
-def _others(known: GpuQuotas, numbers: Iterable[int]) -> int:
-    """Bytes assigned to other virtual functions."""
-    return sum(f.memory or 0 for f in known.virtual if f.number not in numbers)
-
-
-def _first_texts(
-    physical: PciDevice, known: GpuQuotas, changed: dict[str, tuple[str, str]]
-) -> dict[str, str]:
-    """The values of the attributes after the functions are removed."""
-    firsts = {
-        name: text_without_functions(physical, known, name, before)
-        for name, (before, _) in changed.items()
-    }
-    return firsts | original_texts(known)
 
 
 def _numbers(physical: PciDevice, named: PciDevice, request: ChangeQuotas) -> tuple[int, ...]:

@@ -217,12 +217,14 @@ def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
     for place in step.gone:
         instance = there.get(_where(place))
         if instance is not None and _where(place) not in staying:
-            _destroy(tree, step, instance)
+            # Its compute instances first; they may already be removed.
+            words = ["-dci", "-dgi"] if instance.compute_instances else ["-dgi"]
+            _change(tree, step, instance, *words)
     there = _present(tree, step)
     for place in step.made:
         instance = there.get(_where(place))
         if instance is not None and instance.place.has_compute is not place.has_compute:
-            _complete(tree, step, instance, place)
+            _change(tree, step, instance, "-cci" if place.has_compute else "-dci")
     missing = tuple(place for place in step.made if _where(place) not in there)
     for call in step.creations(missing):
         _call(tree, call, f"{step.device.address}: GPU instances {counted_places(missing)}")
@@ -238,21 +240,10 @@ def _present(tree: HostTree, step: SetGpuInstances) -> dict[_Where, GpuInstance]
     return {_where(one): one for one in read_instances(tree, step.device.address)}
 
 
-def _destroy(tree: HostTree, step: SetGpuInstances, instance: GpuInstance) -> None:
-    """Destroy an instance, its compute instances first; they may already be removed."""
-    words = ["-dci", "-dgi"] if instance.compute_instances else ["-dgi"]
+def _change(tree: HostTree, step: SetGpuInstances, instance: GpuInstance, *words: str) -> None:
     for word in words:
         call = instance_command(step.device, word, "-gi", str(instance.id))
         _call(tree, call, f"{step.device.address}: {instance}")
-
-
-def _complete(
-    tree: HostTree, step: SetGpuInstances, instance: GpuInstance, place: InstancePlace
-) -> None:
-    """Add or remove the compute instance of a GPU instance that is incomplete."""
-    word = "-cci" if place.has_compute else "-dci"
-    call = instance_command(step.device, word, "-gi", str(instance.id))
-    _call(tree, call, f"{step.device.address}: {instance}")
 
 
 def _call(tree: HostTree, call: tuple[str, ...], subject: str) -> None:

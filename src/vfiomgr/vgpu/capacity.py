@@ -130,7 +130,11 @@ def lay_out(
     profiles = {known.id: known for known in partition.profiles}
     pieces = [profiles[number] for number, count in wanted.items() for _ in range(count)]
     pieces.sort(key=lambda profile: (-profile.size, len(profile.starts), profile.id))
-    if any(_excess(partition, wanted, fixed)) or not _has_engines(partition, pieces, fixed):
+    for number, count in wanted.items():
+        there = sum(one.profile == number for one in fixed)
+        if count and count + there > profiles[number].total:
+            return None
+    if not _has_engines(partition, pieces, fixed):
         return None
     taken = [range(one.start, one.start + one.size) for one in fixed]
     idle = [one for one in partition.instances if one not in fixed and wanted.get(one.profile)]
@@ -138,9 +142,9 @@ def lay_out(
     found = _search(pieces, candidates, taken)
     if found is None:
         return None
-    there = {(one.profile, one.start): one.place for one in partition.instances}
+    present = {(one.profile, one.start): one.place for one in partition.instances}
     return tuple(
-        there.get((piece.profile.id, piece.start))
+        present.get((piece.profile.id, piece.start))
         or InstancePlace(piece.profile.id, piece.profile.name, piece.start)
         for piece in sorted(found, key=lambda piece: piece.start)
     )
@@ -152,16 +156,6 @@ def more_of(partition: GpuPartition, profile: InstanceProfile) -> int:
         if lay_out(partition, {profile.id: count}, partition.instances) is not None:
             return count
     return 0
-
-
-def _excess(
-    partition: GpuPartition, wanted: Mapping[int, int], fixed: Sequence[GpuInstance]
-) -> Iterator[bool]:
-    """Whether a profile would exceed its maximum on the GPU."""
-    for profile in partition.profiles:
-        count = wanted.get(profile.id, 0)
-        there = sum(one.profile == profile.id for one in fixed)
-        yield bool(count) and count + there > profile.total
 
 
 def _has_engines(
@@ -464,15 +458,21 @@ def room(gpu: Gpu, kind: VgpuType) -> Capacity:
     else:
         more = len(offering) if limit is None else min(len(offering), max(0, limit - used))
         is_certain = is_told and limit is not None
-    why_not = _why_locked(gpu, kind)
-    if why_not is not None:
-        more = 0
+    why_not = None
+    if is_locked(gpu, kind):
+        more, count = 0, len(gpu.instances)
+        what = "its vGPU has" if count == 1 else f"its {count} vGPUs have"
+        why_not = (
+            f"size lock: {what} {gpu.lock} MiB, and all vGPUs of a GPU must have the same size"
+        )
     elif not more:
         why_not = _why_at_limit(gpu, kind, limit, used)
     remedy = None
     if not more and why_not is None:
         why_not, remedy = _why_not_offered(gpu, kind), _other_mode(gpu, kind)
-    stranded = _stranded(gpu, kind, more)
+    stranded = None
+    if more and gpu.framebuffer is not None and kind.framebuffer is not None:
+        stranded = max(0, gpu.framebuffer - sum(gpu.sizes) - more * kind.framebuffer)
     return Capacity(kind, more, is_certain or not more, why_not, stranded, remedy=remedy)
 
 
@@ -526,15 +526,6 @@ def is_locked(gpu: Gpu, kind: VgpuType) -> bool:
     return gpu.lock is not None and kind.framebuffer not in (None, gpu.lock)
 
 
-def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
-    lock = gpu.lock
-    if not is_locked(gpu, kind):
-        return None
-    one = len(gpu.instances) == 1
-    what = "its vGPU has" if one else f"its {len(gpu.instances)} vGPUs have"
-    return f"size lock: {what} {lock} MiB, and all vGPUs of a GPU must have the same size"
-
-
 def _why_at_limit(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str | None:
     """Return the limit that is reached: of vGPUs, memory or virtual functions."""
     if limit is not None and used >= limit and gpu.instances:
@@ -550,27 +541,33 @@ def _why_at_limit(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str
 
 
 def _why_not_offered(gpu: Gpu, kind: VgpuType) -> str:
-    instance = _why_no_instance(gpu, kind)
-    if instance is not None:
-        return instance
-    if gpu.instances:
-        return f"the driver allows no more with {units.counted(len(gpu.instances), 'active vGPU')}"
-    return "the driver offers none now"
+    why_not = _why_no_instance(gpu, kind)
+    if why_not is None and gpu.instances:
+        count = units.counted(len(gpu.instances), "active vGPU")
+        why_not = f"the driver allows no more with {count}"
+    return why_not or "the driver offers none now"
 
 
 def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
     """Return why MIG prevents a vGPU of this type."""
-    profile = kind.instance_profile
-    if gpu.partition is not None:
-        return _why_not_divided(gpu, gpu.partition, kind)
-    if gpu.mode is not None and gpu.mode.mig:
-        if profile is not None:
-            command = f"nvidia-smi mig -cgi {profile} -C -i {gpu.name}"
-            return f"no free GPU instance of profile {profile} (MIG); create one with: {command}"
-        return "no free GPU instance of this size (MIG)"
-    if profile is not None:
-        return f"needs a GPU instance of profile {profile}, but MIG is off"
-    return None
+    number, partition = kind.instance_profile, gpu.partition
+    if partition is None:
+        if gpu.mode is None or not gpu.mode.mig:
+            text = f"needs a GPU instance of profile {number}, but MIG is off"
+            return None if number is None else text
+        command = f"nvidia-smi mig -cgi {number} -C -i {gpu.name}"
+        text = f"no free GPU instance of profile {number} (MIG); create one with: {command}"
+        return "no free GPU instance of this size (MIG)" if number is None else text
+    if number is None:
+        needs_instances = any(other.instance_profile is not None for other in gpu.types)
+        return "does not run in a GPU instance, but MIG is on" if needs_instances else None
+    profile = partition.profile(number)
+    if profile is None:
+        return f"the GPU has no GPU instance profile {number}"
+    return (
+        f"no free GPU instance {profile} (MIG), and no capacity beside "
+        f"{counted_places(partition.places)}: vfiomgr vgpu instances {gpu.name}"
+    )
 
 
 def _other_mode(gpu: Gpu, kind: VgpuType) -> Remedy | None:
@@ -583,21 +580,6 @@ def _other_mode(gpu: Gpu, kind: VgpuType) -> Remedy | None:
     return None
 
 
-def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str | None:
-    """Return why a GPU has no room for a GPU instance of this type."""
-    if kind.instance_profile is None:
-        if not any(other.instance_profile is not None for other in gpu.types):
-            return None
-        return "does not run in a GPU instance, but MIG is on"
-    profile = partition.profile(kind.instance_profile)
-    if profile is None:
-        return f"the GPU has no GPU instance profile {kind.instance_profile}"
-    return (
-        f"no free GPU instance {profile} (MIG), and no capacity beside "
-        f"{counted_places(partition.places)}: vfiomgr vgpu instances {gpu.name}"
-    )
-
-
 def why_none_is_free(gpu: Gpu) -> str:
     """Explain that all virtual functions of a GPU are used or lost."""
     taken = {vgpu.parent for vgpu in gpu.instances}
@@ -607,12 +589,6 @@ def why_none_is_free(gpu: Gpu) -> str:
     return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
         f", {lost} without a driver or not responding" if lost else ""
     )
-
-
-def _stranded(gpu: Gpu, kind: VgpuType, more: int) -> int | None:
-    if not more or gpu.framebuffer is None or kind.framebuffer is None:
-        return None
-    return max(0, gpu.framebuffer - sum(gpu.sizes) - more * kind.framebuffer)
 
 
 def by_number(kind: VgpuType) -> tuple[str, int, str]:

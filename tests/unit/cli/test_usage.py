@@ -95,6 +95,12 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
             "see vfiomgr layout --help",
         ),
         ("remove 05:00.0", "Did you mean: vfiomgr unbind?", "see vfiomgr --help"),
+        (
+            "check host.yaml",
+            "no such command 'host.yaml'",
+            "vfiomgr check layout host.yaml; compare it with this host: vfiomgr plan host.yaml",
+        ),
+        ("check win.xml", "no such command 'win.xml'", "vfiomgr check domain win.xml"),
         ("check host", "vfiomgr check: no such command", "layout (or none: vfiomgr check); see"),
         ("vgpu mode vgpu", "missing argument: GPU", "e.g. vfiomgr vgpu mode 0000:41:00.0 vgpu"),
         ("sriov set 05:00.0", "missing argument: COUNT", "e.g. vfiomgr sriov set 0000:05:00.0 4"),

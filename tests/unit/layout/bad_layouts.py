@@ -57,6 +57,18 @@ BAD = (
     ),
     Bad("null", "~\n", f"1:1: the file is empty; {_BEGIN}"),
     Bad(
+        "XML",
+        '<domain type="kvm">\n  <name>a: b</name>\n  <uuid>c: d: e</uuid>\n</domain>\n',
+        "1:1: this is XML, not a layout; a layout begins with: version: vfiomgr/v1",
+        by_schema=False,
+    ),
+    Bad(
+        "XML with its declaration",
+        "\ufeff<?xml version='1.0'?>\n<domain/>\n",
+        "1:1: this is XML, not a layout; a layout begins with: version: vfiomgr/v1",
+        by_schema=False,
+    ),
+    Bad(
         "a list",
         "- version: vfiomgr/v1\n",
         (

@@ -322,6 +322,27 @@ def test_a_vgpu_with_another_uuid_is_named(tmp_path: Path) -> None:
     assert [d.wanted for d in found] == [f"1 x A40-4Q ({wanted})", "none"]
 
 
+def test_a_vgpu_that_gets_another_type_is_counted_and_named(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, total_vfs=8)
+    name = "00000000-0000-4000-8000-000000000000"
+    one = {"type": "A40-4Q", "count": 1, "uuids": [name]}
+    api.apply(layout(vgpus(one)), tree=kernel)
+    found = compare(scanned(kernel), layout(vgpus(one | {"type": "A40-8Q"}))).differences
+    assert (found[0].found, found[0].wanted) == ("0 x A40-8Q", f"1 x A40-8Q ({name})")
+
+
+def test_a_vgpu_that_is_on_another_gpu_is_counted(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, total_vfs=8)
+    name = "00000000-0000-4000-8000-000000000000"
+    one = {"type": "A40-4Q", "count": 1, "uuids": [name]}
+    api.apply(layout(vgpus(one)), tree=kernel)
+    host = scanned(kernel)
+    there = replace(host.vgpus.active[0], parent="mtty")
+    host = with_facts(host, vgpus=(there,))
+    found = compare(host, layout(vgpus(one))).differences
+    assert (found[0].found, found[0].wanted) == ("0 x A40-4Q", "1 x A40-4Q")
+
+
 def test_vgpus_of_several_sizes_show_heterogeneous_mode_without_nvidia_smi() -> None:
     host = vgpu_host((a40_type(24), a40_type(2)))
     document = export(host)
