@@ -256,14 +256,13 @@ class Selector(_Document):
 
     def __str__(self) -> str:
         """`class 0302, numa_node 0`."""
-        return ", ".join(_criterion(name, getattr(self, name)) for name in self.criteria)
+        return ", ".join(map(self._criterion, self.criteria))
 
-
-def _criterion(name: str, value: object) -> str:
-    if not isinstance(value, tuple):
-        return "all GPUs and accelerators"
-    label = name.removesuffix("es") if name == "classes" else name
-    return f"{label} {' or '.join(map(str, value))}"
+    def _criterion(self, name: str) -> str:
+        values = getattr(self, name)
+        if name == "all":
+            return "all GPUs and accelerators"
+        return f"{'class' if name == 'classes' else name} {' or '.join(map(str, values))}"
 
 
 class _Rule(_Document):
@@ -470,15 +469,11 @@ class Layout(_Document):
     @model_validator(mode="after")
     def _uuids_once(self) -> Layout:
         seen: set[str] = set()
-        for uuid in self._uuids():
+        for uuid in (uuid for request in self._vgpu_requests() for uuid in request.uuids):
             if uuid in seen:
                 refuse_value(f"two vGPUs are to have the UUID {uuid}")
             seen.add(uuid)
         return self
-
-    def _uuids(self) -> Iterator[str]:
-        for request in self._vgpu_requests():
-            yield from request.uuids
 
     def _vgpu_requests(self) -> Iterator[VgpuRequest]:
         for rule in self.devices:

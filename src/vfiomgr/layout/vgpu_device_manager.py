@@ -44,11 +44,8 @@ class GpuConfig(Value):
     """The number of each type on each GPU."""
 
 
-class VgpuConfigs(Value):
-    """The content of a file."""
-
-    configs: dict[str, tuple[GpuConfig, ...]]
-    """The configurations by name. If several entries concern a GPU, the last one applies."""
+VgpuConfigs = dict[str, tuple[GpuConfig, ...]]
+"""The configurations of a file by name. If several entries concern a GPU, the last one applies."""
 
 
 def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
@@ -60,7 +57,7 @@ def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
     """
     document = read_values(text, source, _REMEDY)
     try:
-        return VgpuConfigs(dict(_configs(document)))
+        return dict(_configs(document))
     except ValueError as error:
         message = f"{source}: {error}"
         raise InvalidDocument(message, _REMEDY) from None
@@ -154,7 +151,7 @@ def layouts_of(
     """A layout for each configuration; what is not carried over is added to `left`."""
     return {
         name: Layout(devices=tuple(_Rules(host, left).rules(entries)))
-        for name, entries in configs.configs.items()
+        for name, entries in configs.items()
     }
 
 

@@ -191,6 +191,10 @@ PAUSE = 1.0
 """Seconds between attempts; monitors (NVML, DCGM) keep a GPU open for less time."""
 _BUSY = "cannot obtain unbindlock"
 _DRIVER = "nvidia"
+_FAILED = (
+    "check dmesg (NVRM), that NVIDIA's vGPU host driver is loaded, and that SR-IOV is enabled in "
+    "the firmware setup"
+)
 _QUIET = (
     "stop the processes that vfiomgr show lists, e.g.: systemctl stop nvidia-dcgm "
     "nvidia-dcgm-exporter nvidia-persistenced"
@@ -237,21 +241,13 @@ def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
             tree.call(*command, limit=None)  # whoever runs the step has a deadline
         except ProgramFailed as error:
             if _BUSY not in error.said.lower():
-                raise _explained(error) from error
+                raise HostError(error.message, _FAILED) from error
             if attempt == ATTEMPTS:
                 message = f"{step.device.address} is in use: {error.message}"
                 raise HostError(message, _QUIET) from error
             time.sleep(PAUSE)
         else:
             return
-
-
-def _explained(error: ProgramFailed) -> HostError:
-    remedy = (
-        "check dmesg (NVRM), that NVIDIA's vGPU host driver is loaded, and that SR-IOV is enabled "
-        "in the firmware setup"
-    )
-    return HostError(error.message, remedy)
 
 
 def _bring_back(tree: HostTree, address: PciAddress) -> None:

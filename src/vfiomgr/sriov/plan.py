@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
@@ -65,7 +65,10 @@ def plan_vectors(host: HostSnapshot, request: ChangeVectors) -> Plan:
     physical = host.device(named.physical_function or named.address)
     every = [host.device(address) for address in physical.virtual_functions]
     chosen = every if named is physical else [named]
-    refuse_if_any(_none_there(physical))
+    if not every:
+        remedy = f"create them: vfiomgr sriov set {physical.address} COUNT"
+        text = f"{physical} has no virtual functions"
+        refuse("no-virtual-functions", physical, text, remedy)
     counts = [
         request.vectors if each in chosen else host.vectors_of(each.address) or 0 for each in every
     ]
@@ -135,16 +138,6 @@ def vectors_unavailable(physical: PciDevice, why: str) -> Diagnostic:
         f"({why})",
         "leave out the vectors; mlx5_core and ice can set them, if the firmware supports it",
     )
-
-
-def _none_there(physical: PciDevice) -> Iterator[Diagnostic]:
-    if not physical.virtual_functions:
-        yield blocker(
-            "no-virtual-functions",
-            physical,
-            f"{physical} has no virtual functions",
-            f"create them: vfiomgr sriov set {physical.address} COUNT",
-        )
 
 
 def _on_drivers(functions: Sequence[PciDevice]) -> Iterator[Diagnostic]:

@@ -93,30 +93,22 @@ def complete_type(context: click.Context, parameter: click.Parameter, incomplete
     """Types of vGPUs, of the typed --parent alone: by name, or as far as an identifier is typed."""
     parents = devices_of(session_of(context)).vgpus.parents
     wanted = str(context.params.get("parent") or "")
-    chosen = [p for p in parents if wanted in _names_of_place(p.name, p.gpu)] if wanted else parents
-    kinds = {kind.id: kind for parent in chosen for kind in parent.types}.values()
-    for name_of in (_type_name, _type_identifier, _type_model):
-        names = ((name_of(kind), partial(_type_help, kind)) for kind in kinds)
-        found = continuing(context, parameter, incomplete, names)
-        if found:
+    chosen = []
+    for parent in parents:
+        places = {parent.name, parent.gpu}
+        if not wanted or wanted in places | set(map(without_domain, places)):
+            chosen.append(parent)
+    kinds = list({kind.id: kind for parent in chosen for kind in parent.types}.values())
+    helps = [partial(_type_help, kind) for kind in kinds]
+    for forms in (
+        [kind.short_name or kind.id for kind in kinds],
+        [kind.id for kind in kinds],
+        [kind.name or kind.id for kind in kinds],
+    ):
+        named = zip(forms, helps, strict=True)
+        if found := continuing(context, parameter, incomplete, named):
             return found
     return []
-
-
-def _names_of_place(*names: str) -> set[str]:
-    return {*names, *map(without_domain, names)}
-
-
-def _type_name(kind: VgpuType) -> str:
-    return kind.short_name or kind.id
-
-
-def _type_identifier(kind: VgpuType) -> str:
-    return kind.id
-
-
-def _type_model(kind: VgpuType) -> str:
-    return kind.name or kind.id
 
 
 def _type_help(kind: VgpuType) -> str:

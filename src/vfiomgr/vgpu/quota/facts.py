@@ -48,12 +48,12 @@ _LIMIT = 1 << 16
 
 def read_quotas(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[GpuQuotas, ...]:
     """Read the quotas of all GPUs whose drivers support them."""
-    found = (_read(tree, device) for device in devices if _may_have(device))
+    found = (
+        _read(tree, device)
+        for device in devices
+        if device.sriov_totalvfs and device.driver in ("xe", "i915") and not device.stuck
+    )
     return tuple(quotas for quotas in found if quotas is not None)
-
-
-def _may_have(device: PciDevice) -> bool:
-    return bool(device.sriov_totalvfs) and device.driver in ("xe", "i915") and not device.stuck
 
 
 def _read(tree: HostTree, device: PciDevice) -> GpuQuotas | None:

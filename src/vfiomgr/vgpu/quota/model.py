@@ -122,14 +122,13 @@ class FunctionQuotas(Value):
     @property
     def differing(self) -> tuple[str, ...]:
         """The quantities that differ between tiles (EUCLEAN)."""
-        kinds = ("exec_quantum_ms", "preempt_timeout_us", "sched_priority")
-        single: tuple[Quantity, ...] = kinds  # type: ignore[assignment]
-        return tuple(
-            quantity
-            for quantity in single
-            if any(a.text is None for a in self.of(quantity))
-            or len({a.value for a in self.of(quantity)}) > 1
-        )
+        found: list[str] = []
+        for quantity in _ORDER[1:]:  # tiles have memory of their own
+            attributes = self.of(quantity)
+            is_unread = any(attribute.text is None for attribute in attributes)
+            if is_unread or len({attribute.value for attribute in attributes}) > 1:
+                found.append(quantity)
+        return tuple(found)
 
     def __str__(self) -> str:
         """`4 GiB, 20 ms, 1000 us, low`, without unknown values."""
@@ -278,11 +277,9 @@ def record_text(originals: dict[str, str]) -> str | None:
 def parse_record(text: str | None) -> tuple[QuotaAttribute, ...]:
     """Read what `record_text` wrote."""
     pairs = (line.partition(" ") for line in (text or "").splitlines())
-    return tuple(
-        QuotaAttribute(name, value) for name, found, value in pairs if found and _is_below(name)
-    )
-
-
-def _is_below(name: str) -> bool:
-    """Whether a name is a relative path below a directory, as for attributes."""
-    return not name.startswith("/") and "\0" not in name and ".." not in name.split("/")
+    found: list[QuotaAttribute] = []
+    for name, separator, value in pairs:
+        is_below = not name.startswith("/") and "\0" not in name and ".." not in name.split("/")
+        if separator and is_below:  # a relative path, as attributes have
+            found.append(QuotaAttribute(name, value))
+    return tuple(found)
