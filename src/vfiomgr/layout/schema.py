@@ -18,8 +18,34 @@ if TYPE_CHECKING:
 
 ID = "urn:vfiomgr:layout:v1"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NEEDS = ("framebuffer", "series", "heads")
 _NULL = {"type": "null"}
+_OF_VGPU_REQUESTS = {
+    "allOf": [
+        {
+            "oneOf": [
+                {"required": ["type"]},
+                {"anyOf": [{"required": [key]} for key in ("framebuffer", "series", "heads")]},
+            ]
+        },
+        {"oneOf": [{"required": ["count"]}, {"required": ["per_gpu"]}]},
+        {
+            "if": {"properties": {"uuids": {"minItems": 1}}, "required": ["uuids"]},
+            "then": {"required": ["count"]},
+        },
+    ]
+}
+_OF_SRIOV_RULES = {
+    "if": {"anyOf": [{"required": [key]} for key in ("driver", "owner", "resource")]},
+    "then": {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]},
+    "dependentSchemas": {
+        "vf_msix": {
+            "properties": {
+                "functions": {"enum": ["any", "passthrough"]},
+                "count": {"not": {"const": 0}},
+            }
+        }
+    },
+}
 
 
 def layout_schema() -> dict[str, Any]:
@@ -28,13 +54,14 @@ def layout_schema() -> dict[str, Any]:
     parts = schema["$defs"]
     for name, part in ({LayoutFile.__name__: schema} | parts).items():
         _describe(part, vars(model)[name])
-    parts["VgpuRequest"] |= _vgpu_request_rules()
-    parts["SriovRule"] |= _sriov_rules()
+    parts["VgpuRequest"] |= _OF_VGPU_REQUESTS
+    parts["SriovRule"] |= _OF_SRIOV_RULES
     for rule in ("PassthroughRule", "SriovRule", "VgpuRule"):
         parts[rule]["dependentRequired"] = {"consumer": ["resource"], "reset": ["resource"]}
     parts["Selector"] = _selector(parts["Selector"])
+    one = {"enum": [override for override in OVERRIDES if override not in UNKNOWABLE]}
     for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
-        parts[rule]["properties"]["allow"] = _allow(parts[rule]["properties"]["allow"])
+        parts[rule]["properties"]["allow"]["anyOf"] = [one, {"type": "array", "items": one}]
     return {
         "$schema": _DIALECT,
         "$id": ID,
@@ -83,40 +110,6 @@ def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
         del found["anyOf"]
         found |= rest[0] if len(rest) == 1 else {"anyOf": rest}
     return found
-
-
-def _allow(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without overrides that a file cannot contain."""
-    one = {"enum": [allowance for allowance in OVERRIDES if allowance not in UNKNOWABLE]}
-    return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
-
-
-def _vgpu_request_rules() -> dict[str, Any]:
-    needs = [{"required": [key]} for key in _NEEDS]
-    named = {"properties": {"uuids": {"minItems": 1}}, "required": ["uuids"]}
-    return {
-        "allOf": [
-            {"oneOf": [{"required": ["type"]}, {"anyOf": needs}]},
-            {"oneOf": [{"required": ["count"]}, {"required": ["per_gpu"]}]},
-            {"if": named, "then": {"required": ["count"]}},
-        ]
-    }
-
-
-def _sriov_rules() -> dict[str, Any]:
-    is_guests = {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]}
-    given = {"anyOf": [{"required": [key]} for key in ("driver", "owner", "resource")]}
-    is_free = {
-        "properties": {
-            "functions": {"enum": ["any", "passthrough"]},
-            "count": {"not": {"const": 0}},
-        }
-    }
-    return {
-        "if": given,
-        "then": is_guests,
-        "dependentSchemas": {"vf_msix": is_free},
-    }
 
 
 def _selector(schema: dict[str, Any]) -> dict[str, Any]:
