@@ -36,6 +36,7 @@ from vfiomgr.layout.diagnostics import (
 )
 from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
 from vfiomgr.listing import first_of
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.rules.runner import RuleSet, register, rule
 
 if TYPE_CHECKING:
@@ -67,51 +68,32 @@ def render_layouts(file: LayoutFile) -> str:
 
 def document_of(file: LayoutFile) -> dict[str, Any]:
     """The file as JSON data, with keys in a readable order."""
-    layouts = {_quoted(name): _layout(layout) for name, layout in file.layouts.items()}
+    layouts = {_quoted(name): _plain(layout) for name, layout in file.layouts.items()}
     return {"version": file.version, "layouts": layouts}
 
 
-def _layout(layout: Layout) -> dict[str, Any]:
-    document = _plain(layout)
-    return {**document, "devices": [_rule(rule) for rule in layout.devices]}
+def _plain(value: object, key: str = "") -> object:
+    """A value as JSON data, without defaults; a list of one becomes a single value."""
+    if isinstance(value, BaseModel):
+        return _members(value)
+    if isinstance(value, tuple) and not isinstance(value, PciAddress):
+        items = [_plain(item) for item in value]
+        return items[0] if len(items) == 1 and key not in _LISTS else items
+    if isinstance(value, dict):
+        return {_quoted(name): _plain(text) for name, text in value.items()}
+    return value if value is None or isinstance(value, bool | int) else _quoted(str(value))
 
 
-def _rule(rule: BaseModel) -> dict[str, Any]:
-    document = _plain(rule)
-    document["select"] = _select(document["select"])
-    ordered = (*_FIRST, *(key for key in document if key not in (*_FIRST, _LAST)), _LAST)
-    return {key: document[key] for key in ordered if key in document}
-
-
-def _select(document: dict[str, Any]) -> str | dict[str, Any]:
-    return "all" if list(document) == ["all"] else document
-
-
-def _plain(part: BaseModel) -> dict[str, Any]:
-    """The keys of a part without defaults; a list of one becomes a single value."""
-    found: dict[str, Any] = {}
+def _members(part: BaseModel) -> dict[str, object] | str:
+    found: dict[str, object] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if field.is_required() or value != field.get_default():
-            found[field.alias or name] = _value(name, value)
-    return found
-
-
-def _value(name: str, value: object) -> object:
-    if isinstance(value, tuple):
-        items = [_plain(item) if isinstance(item, VgpuRequest) else _scalar(item) for item in value]
-        return items[0] if len(items) == 1 and name not in _LISTS else items
-    if isinstance(value, dict):
-        return {_quoted(key): _scalar(text) for key, text in value.items()}
-    return _scalar(value)
-
-
-def _scalar(value: object) -> object:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, BaseModel):
-        return _plain(value)
-    return _quoted(str(value))
+            found[field.alias or name] = _plain(value, name)
+    if found == {"all": True}:
+        return "all"
+    ordered = (*_FIRST, *(key for key in found if key not in (*_FIRST, _LAST)), _LAST)
+    return {key: found[key] for key in ordered if key in found}
 
 
 def _quoted(text: str) -> str:
