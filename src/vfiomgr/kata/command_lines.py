@@ -37,7 +37,7 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.guests.model import GuestDevice
@@ -58,6 +58,7 @@ CONFIG_ANNOTATION = "io.katacontainers.config_path"
 """It overrides containerd's configuration and the environment (loadRuntimeConfig in create.go)."""
 DOCKER_FILE = "/etc/docker/daemon.json"
 _SINCE_DOCKER_26 = Version(3, 29)
+_DOCKER_26_NEEDS = f"Kata {_SINCE_DOCKER_26.major}.{_SINCE_DOCKER_26.minor}"
 
 
 class RunRequest(Value):
@@ -129,14 +130,8 @@ def _nerdctl(request: RunRequest) -> RunCommand:
     return RunCommand(
         (
             *("nerdctl", "run", "--rm", "--interactive", "--tty", "--name", request.name),
-            *(
-                "--runtime",
-                _shim_name(request),
-                *config,
-                *_devices(request),
-                request.image,
-                *request.command,
-            ),
+            *("--runtime", _shim_name(request), *config),
+            *(*_devices(request), request.image, *request.command),
         ),
         notes=(*needs, *_shim_notes(request)),
     )
@@ -178,11 +173,11 @@ def _docker_notes(request: RunRequest) -> Iterator[str]:
         runtime = request.docker_runtime
         yield f"the configuration of {runtime} is set in {DOCKER_FILE}, not in the command"
     if request.release is None:
-        yield f"Docker 26 and later need Kata {_short(_SINCE_DOCKER_26)} or later"
+        yield f"Docker 26 and later need {_DOCKER_26_NEEDS} or later"
     elif request.release.version < _SINCE_DOCKER_26:
         yield (
-            f"{request.release} has no network with Docker 26 and later, which need Kata "
-            f"{_short(_SINCE_DOCKER_26)}: use Docker 25, or --with nerdctl"
+            f"{request.release} has no network with Docker 26 and later, which need "
+            f"{_DOCKER_26_NEEDS}: use Docker 25, or --with nerdctl"
         )
 
 
@@ -202,10 +197,6 @@ def _check_cdevs(request: RunRequest) -> None:
             "3.31)"
         )
         refuse("kata-no-cdevs", release, message, "use the group: --node group")
-
-
-def _short(version: Version) -> str:
-    return f"{version.major}.{version.minor}"
 
 
 _PLAIN = "docker.io/library/ubuntu:24.04"
@@ -300,12 +291,14 @@ def run_command(source: HostSource, *devices: str, **options: Unpack[RunOptions]
     if (node == "cdev" and waiting) or any(d.iommu_group is None for d in waiting):
         oci_nodes.refuse_unready(source.scan(), units)  # nobody knows the names of their nodes
     own = [path for unit in units for path in oci_nodes.device_nodes(unit, node)]
+    has_gpu = any(is_cdi_gpu(function) for unit in units for function in unit.functions)
     found = command_for(
         RunRequest(
             tool=tool,
-            name=_container_name(units[0]),
+            # letters, digits, and single dots or hyphens between them
+            name=f"kata-{re.sub('[^A-Za-z0-9.]+', '-', units[0].name)}",
             nodes=tuple(dict.fromkeys(own)),
-            image=fields.get("image") or _usual_image(units),
+            image=fields.get("image") or (CUDA_SAMPLE if has_gpu else _PLAIN),
             command=_words(fields.get("program")),
             config=config,
             docker_runtime=_docker_runtime(source) if tool == "docker" else None,
@@ -322,7 +315,12 @@ def run_command(source: HostSource, *devices: str, **options: Unpack[RunOptions]
 
 def tell_of_run(source: HostSource, ran: KataRun) -> None:
     """Note what else the command needs: a port, the driver, and the other devices of a group."""
-    _tell_of_ports(source, ran.runtime, ran.config, ran.settings)
+    keys = "cold_plug_vfio" if ran.runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
+    needed = f"a port for the device ({keys}); vfiomgr kata config prints it"
+    if ran.settings is None:
+        source.on_note(f"{ran.config or 'the default configuration of Kata'} needs {needed}")
+    elif not ran.settings.plugs_devices(ran.runtime):
+        source.on_note(f"{ran.settings.path} lacks {needed}")
     if ran.node == "group":
         for line in oci_nodes.companion_notes(source.scan_devices(), ran.units):
             source.on_note(line)
@@ -344,21 +342,6 @@ def _configuration(
     return read_settings(file.path, file.text, file.drop_ins)
 
 
-def _tell_of_ports(
-    source: HostSource,
-    runtime: RuntimeName | None,
-    config: str | None,
-    settings: KataSettings | None,
-) -> None:
-    """Note if Kata's configuration has no port for the device."""
-    keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
-    needed = f"a port for the device ({keys}); vfiomgr kata config prints it"
-    if settings is None:
-        source.on_note(f"{config or 'the default configuration of Kata'} needs {needed}")
-    elif not settings.plugs_devices(runtime):
-        source.on_note(f"{settings.path} lacks {needed}")
-
-
 def _shim(
     installation: KataInstallation, entry: HandlerEntry | None, runtime: RuntimeName | None
 ) -> str | None:
@@ -377,17 +360,6 @@ def _words(program: str | None) -> tuple[str, ...]:
         raise UsageError(
             message, "quote it as in a shell, e.g. --command 'sh -c \"ls /dev\"'"
         ) from None
-
-
-def _container_name(unit: GuestDevice) -> str:
-    """A name for containerd: letters, digits, and single dots or hyphens between them."""
-    return f"kata-{re.sub('[^A-Za-z0-9.]+', '-', unit.name)}"
-
-
-def _usual_image(units: Sequence[GuestDevice]) -> str:
-    """An image that shows that the device works."""
-    functions = (function for unit in units for function in unit.functions)
-    return CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
 
 
 def _handler_configuration(source: HostSource, entry: HandlerEntry | None) -> str | None:

@@ -77,17 +77,13 @@ def kata_release(
     found = told or NEWEST
     release = KataRelease(found, runtime or installation.default_runtime(found))
     if told is None:
-        host.on_note(f"{_why_unknown(installation)}; assuming {release} (set --kata-version)")
+        why = "Kata not found"
+        if installation.version_source:
+            why = f"{installation.version_source} is not a valid version"
+        elif installation.shims:
+            why = f"{installation.shims[0].path} found, but its version is unknown"
+        host.on_note(f"{why}; assuming {release} (set --kata-version)")
     return release
-
-
-def _why_unknown(installation: KataInstallation) -> str:
-    """Why the release of Kata is unknown."""
-    if installation.version_source:
-        return f"{installation.version_source} is not a valid version"
-    if installation.shims:
-        return f"{installation.shims[0].path} found, but its version is unknown"
-    return "Kata not found"
 
 
 def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:
@@ -391,17 +387,15 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 def require_tables(document: Mapping[str, Any], source: str) -> None:
     """Make sure that the sections of a file are tables."""
+    places: dict[str, object] = {}
     for section in _SECTIONS:
-        found = document.get(section, {})
-        _require_table(found, section, source)
-        for name, keys in found.items() if section in NAMED else ():
-            _require_table(keys, f"{section}.{name}", source)
-
-
-def _require_table(found: object, place: str, source: str) -> None:
-    if not isinstance(found, dict):
-        message = f"{source}: {place} is {found!r}, but Kata needs a table"
-        raise InvalidDocument(message, f"write [{place}], with its keys below it")
+        found = places[section] = document.get(section, {})
+        if section in NAMED and isinstance(found, dict):
+            places |= {f"{section}.{name}": keys for name, keys in found.items()}
+    for place, found in places.items():
+        if not isinstance(found, dict):
+            message = f"{source}: {place} is {found!r}, but Kata needs a table"
+            raise InvalidDocument(message, f"write [{place}], with its keys below it")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""The settings for devices in Kata's configuration."""
+"""The settings for devices in Kata's configuration, and annotations that change them.
+
+Annotations in src/runtime/virtcontainers/pkg/annotations/annotations.go, addAnnotations in
+src/runtime/pkg/oci/utils.go, update_config_by_annotation in
+src/libs/kata-types/src/annotations/mod.rs.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,17 @@ from msgspec.structs import replace
 
 from vfiomgr.kata.check import check_keys, container_timeout
 from vfiomgr.kata.explain.context import (
-    COLD_PLUG,
-    HOT_PLUG,
-    HYPERVISOR_ANNOTATION,
     KUBELET_TIMEOUT,
     SETTINGS,
-    annotation_breaks,
+    PodContext,
     chain_break,
     judged,
-    not_enabled,
-    not_known,
 )
-from vfiomgr.kata.facts import NO_PORT
+from vfiomgr.kata.explain.pod import KATA_ANNOTATION
+from vfiomgr.kata.facts import NO_PORT, VFIO_MODES
+from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,8 +31,16 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, TraceStep
     from vfiomgr.kata.facts import KataSettings
+    from vfiomgr.kata.model import KataRelease, KeyType
     from vfiomgr.paths import HostPath
 
+COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
+HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
+_VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
+_PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
+"""Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
+_KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
 _DROP_IN_KEYS = ("kata-drop-in-key-ignored", "kata-drop-in-key-refused")
 
@@ -139,8 +150,18 @@ def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
         yield chain_break(
             "kata-no-cold-plug", COLD_PLUG, what, "use a later Kata or its other runtime"
         )
-    if cold == NO_PORT and not context.is_hot and not _asked(context):
-        yield _unplugged(context, settings)
+    if cold != NO_PORT or context.is_hot or _asked(context):
+        return
+    hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
+    what = (
+        f"{settings.path} sets {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
+    )
+    remedy = f"set {COLD_PLUG} = root-port; vfiomgr kata config prints a drop-in for it"
+    if context.is_rs:
+        yield chain_break("kata-not-plugged-silently", settings.path, what, remedy)
+    else:
+        issue = ("kata-containers/kata-containers#9014",)
+        yield chain_break("kata-not-plugged", settings.path, what, remedy, evidence=issue)
 
 
 def _refused(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
@@ -154,26 +175,16 @@ def _refused(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic
             yield replace(finding, summary=f"{name}: {finding.summary}", evidence=())
 
 
-def _unplugged(context: PodContext, settings: KataSettings) -> Diagnostic:
-    hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
-    what = (
-        f"{settings.path} sets {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
-    )
-    remedy = f"set {COLD_PLUG} = root-port; vfiomgr kata config prints a drop-in for it"
-    if context.is_rs:
-        return chain_break("kata-not-plugged-silently", settings.path, what, remedy)
-    issue = "kata-containers/kata-containers#9014"
-    return chain_break("kata-not-plugged", settings.path, what, remedy, evidence=(issue,))
-
-
 def _drop_ins(context: PodContext, _settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 6: all files of config.d apply to all configurations beside it."""
     documents = context.configuration.documents
     for number, (path, document) in enumerate(documents[1:], 1):
-        others = [*documents[:number], *documents[number + 1 :]]
         if not path.endswith(".toml"):
-            yield _stray(path, document, others)
-        yield from _unknown_keys(context, path, document)
+            yield _stray(path, document, [d for p, d in documents if p != path])
+        for found in check_keys(document, context.release, is_drop_in=True):
+            if found.rule == _UNKNOWN_KEY and found.severity != "info":
+                name = _DROP_IN_KEYS[found.severity == "blocker"]
+                yield replace(found, rule=name, summary=f"{path}: {found.summary}", evidence=())
         yield from _kernel_params(path, document, [d for _, d in documents[:number]])
     file = context.configuration.file
     if file is not None and file.drop_ins and file.neighbours:
@@ -188,11 +199,9 @@ def _drop_ins(context: PodContext, _settings: KataSettings) -> Iterator[Diagnost
 
 
 def _stray(
-    path: HostPath, document: Mapping[str, Any], others: list[tuple[HostPath, Mapping[str, Any]]]
+    path: HostPath, document: Mapping[str, Any], others: list[Mapping[str, Any]]
 ) -> Diagnostic:
-    known: dict[tuple[str, ...], object] = {}
-    for _, other in others:
-        known.update(_leaves(other))
+    known = {key: value for other in others for key, value in _leaves(other)}
     changed = [key[-1] for key, value in _leaves(document) if known.get(key) != value]
     does = f"it overrides {', '.join(changed)}" if changed else "it currently changes nothing"
     return chain_break(
@@ -212,16 +221,6 @@ def _leaves(
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
-
-
-def _unknown_keys(
-    context: PodContext, path: HostPath, document: Mapping[str, Any]
-) -> Iterator[Diagnostic]:
-    """Number 6: keys of one drop-in."""
-    for found in check_keys(document, context.release, is_drop_in=True):
-        if found.rule == _UNKNOWN_KEY and found.severity != "info":
-            rule = _DROP_IN_KEYS[found.severity == "blocker"]
-            yield replace(found, rule=rule, summary=f"{path}: {found.summary}", evidence=())
 
 
 def _kernel_params(
@@ -247,10 +246,8 @@ def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
     """Number 10."""
     key, timeout = container_timeout(context.release, settings)
     kubelet = context.kubelet
-    if kubelet is not None and kubelet.problem:
-        return
     limit = KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
-    if limit >= timeout:
+    if limit >= timeout or (kubelet is not None and kubelet.problem):
         return
     source = "by default" if kubelet is None else f"in {kubelet.source}"
     yield chain_break(
@@ -263,6 +260,137 @@ def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
         "the kubelet",
         is_certain=False,
     )
+
+
+def annotation_breaks(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """What Kata refuses or ignores in annotations, except COLD_PLUG and HOT_PLUG."""
+    for name, value in _hypervisor_annotations(context):
+        yield from _hypervisor_breaks(context, settings, name, value)
+    mode = context.pod.annotation(_VFIO_MODE)
+    if mode is None:
+        return
+    remedy = f"remove the annotation {_VFIO_MODE}: containers need guest-kernel"
+    if mode not in VFIO_MODES:
+        yield chain_break(
+            "kata-vfio-mode", _VFIO_MODE, f"invalid vfio_mode in an annotation: {mode!r}", remedy
+        )
+    elif mode == "vfio" and not settings.has_iommu:
+        yield chain_break(
+            "kata-vfio-without-iommu",
+            _VFIO_MODE,
+            "vfio_mode is annotated as 'vfio', but enable_iommu is not set: VFIO in the guest "
+            "needs an IOMMU there, so containers with a device do not start",
+            remedy,
+            is_certain=False,
+        )
+
+
+def with_annotations(context: PodContext) -> PodContext:
+    """The context with the settings from the pod's own annotations.
+
+    Annotated ports are omitted: Kata looks for devices before it reads annotations.
+    """
+    settings = context.settings
+    if settings is None:
+        return context
+    document: dict[str, Any] = dict(settings.document)
+    for name, text in _hypervisor_annotations(context):
+        value = _value(context.release, settings, name, text)
+        if value is not None and settings.allows_annotation(name):
+            _put(document, ("hypervisor", settings.hypervisor), name, value)
+    mode = context.pod.annotation(_VFIO_MODE)
+    if mode in VFIO_MODES:
+        _put(document, ("runtime",), "vfio_mode", mode)
+    effective = replace(settings, document=document)
+    return replace(context, configuration=replace(context.configuration, settings=effective))
+
+
+def _hypervisor_annotations(context: PodContext) -> Iterator[tuple[str, str]]:
+    for key, value in context.pod.annotations:
+        name = key.removeprefix(HYPERVISOR_ANNOTATION)
+        if name != key and name not in (COLD_PLUG, HOT_PLUG):
+            yield name, value
+
+
+def _hypervisor_breaks(
+    context: PodContext, settings: KataSettings, name: str, value: str
+) -> Iterator[Diagnostic]:
+    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
+    allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
+    is_taken = context.release.takes_annotation(name)
+    remedy = allow if is_taken else out
+    if not settings.allows_annotation(name) and not context.is_rs:
+        yield not_enabled(full, remedy)
+    elif not settings.allows_annotation(name):
+        what = f"runtime-rs ignores annotation {full}: enable_annotations does not allow it"
+        yield chain_break("kata-annotation-ignored", full, what, remedy, is_certain=False)
+    elif not is_taken and context.is_rs:
+        yield not_known(full, out)
+    elif not is_taken:
+        what = f"{context.release} does not support annotation {full}, and ignores it"
+        yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
+    elif _is_refused(context.release, name, value):
+        what = f"the pod fails: annotation {full} has the invalid value {value!r}"
+        wanted = f"replace {value!r} by a valid value of {name}, or remove the annotation"
+        if name == _MEMORY:
+            wanted = f'write MiB as a string, {LEAST_GUEST_MIB} or more: {name}: "8192"'
+        yield chain_break("kata-annotation-value", full, what, wanted)
+
+
+def not_enabled(annotation: str, remedy: str) -> Diagnostic:
+    """The Go runtime fails because of an annotation that is not allowed."""
+    what = (
+        f"the pod fails with 'annotation {annotation} is not enabled': enable_annotations of the "
+        "configuration does not allow it"
+    )
+    return chain_break("kata-annotation-not-enabled", annotation, what, remedy)
+
+
+def not_known(annotation: str, remedy: str) -> Diagnostic:
+    """runtime-rs fails because of an annotation that is allowed but unknown."""
+    what = f"runtime-rs fails: annotation {annotation} is allowed, but not supported"
+    return chain_break("kata-annotation-refused", annotation, what, remedy)
+
+
+def _is_refused(release: KataRelease, name: str, text: str) -> bool:
+    kind = _type(release, name)
+    if kind != "integer":
+        return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
+    if not text.isdecimal():
+        return True
+    if release.runtime == "rs":
+        return name in _PORTS and release.version >= _PORT_LIMIT and int(text) > MAX_PORTS
+    return name == _MEMORY and int(text) < LEAST_GUEST_MIB
+
+
+def _type(release: KataRelease, name: str) -> KeyType | None:
+    form = release.form("hypervisor", name)
+    return None if form is None else form.type
+
+
+def _value(
+    release: KataRelease, settings: KataSettings, name: str, text: str
+) -> str | int | bool | None:
+    """The value for its key; None if it sets none."""
+    kind = _type(release, name)
+    if not release.takes_annotation(name) or _is_refused(release, name, text):
+        return None
+    if kind == "integer":
+        return int(text)
+    if kind == "boolean":
+        return _BOOLEANS.get(text.lower())
+    if name == _KERNEL_PARAMS:
+        return f"{settings.kernel_params} {text}".strip()
+    return text if kind == "string" else None
+
+
+def _put(document: dict[str, Any], place: tuple[str, ...], key: str, value: object) -> None:
+    table = document
+    for name in place:
+        inner = table.get(name)
+        table[name] = dict(inner) if isinstance(inner, dict) else {}
+        table = table[name]
+    table[key] = value
 
 
 RULES: RuleSet[PodContext] = register(

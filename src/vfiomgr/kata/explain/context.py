@@ -1,9 +1,4 @@
-"""The facts about the way from a pod to its devices, and annotations that change them.
-
-Annotations in src/runtime/virtcontainers/pkg/annotations/annotations.go, addAnnotations in
-src/runtime/pkg/oci/utils.go, update_config_by_annotation in
-src/libs/kata-types/src/annotations/mod.rs.
-"""
+"""The facts about the way from a pod to its devices, its steps, and their problems."""
 
 from __future__ import annotations
 
@@ -11,38 +6,33 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec.structs import replace
-
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer, consumers_named
+from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer, consumers_named, is_qualified
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.guests.nodes import is_vfio_node
 from vfiomgr.kata.explain.image import GuestImage
-from vfiomgr.kata.explain.pod import KATA_ANNOTATION, PodSpec, RuntimeClassSpec
-from vfiomgr.kata.facts import NO_PORT, VFIO_MODES, KataSettings
+from vfiomgr.kata.explain.pod import PodSpec, RuntimeClassSpec
+from vfiomgr.kata.facts import NO_PORT, KataSettings
 from vfiomgr.kata.model import (
-    LEAST_GUEST_MIB,
-    MAX_PORTS,
     KataConfigurationFile,
     KataRelease,
     RuntimeName,
 )
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.rules.runner import Fact
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.diagnostic import Remedy, Severity
-    from vfiomgr.kata.model import KeyType
 
 LIST = "; "
 StepState = Literal["ok", "broken", "unknown"]
@@ -251,8 +241,6 @@ class KataTrace(Value):
         return tuple(found for step in self.steps for found in step.breaks)
 
 
-COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
-HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
 _NEW_CRATE = Version(4, 0)
 """From this release on runtime-rs has the crate that supports CDI 1.1."""
 
@@ -320,6 +308,37 @@ class Published(Value):
         return tuple(node for node in dict.fromkeys(nodes) if is_vfio_node(node))
 
 
+class KubeletDevice(Value):
+    """A device that the kubelet could assign: its CDI name and its functions."""
+
+    kind: str
+    name: str
+    source: str | None
+    nodes: tuple[str, ...]
+    functions: tuple[PciDevice, ...]
+    breaks: tuple[tuple[StepName, Diagnostic], ...]
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The IOMMU groups of its functions."""
+        found = (d.iommu_group for d in self.functions if d.iommu_group is not None)
+        return tuple(dict.fromkeys(found))
+
+
+Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
+"""PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
+SOCKET = "pod_resource_api_sock"
+
+
+class Request(Value):
+    """Devices of one kind that a pod requests, with their names."""
+
+    kind: str
+    count: int
+    names: tuple[str, ...] = ()
+    """The names from annotations; the kubelet chooses the others."""
+
+
 class PodContext(Value, dict=True):
     """A pod, and the host's facts about the way to its devices; None if unknown."""
 
@@ -351,6 +370,8 @@ class PodContext(Value, dict=True):
     """The requested functions; None for all."""
     only_name: str | None = None
     """The requested CDI device, by name; None for all."""
+    candidates: tuple[KubeletDevice, ...] = ()
+    """The devices that the kubelet could assign; known when the request is."""
 
     @property
     def is_rs(self) -> bool:
@@ -391,6 +412,49 @@ class PodContext(Value, dict=True):
         return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
 
     @property
+    def asks_kubelet(self) -> bool:
+        """Whether Kata has the kubelet's socket, and the key for it."""
+        settings = self.settings
+        has_socket = settings is not None and bool(settings.pod_resource_api_sock)
+        return has_socket and self.release.knows("runtime", SOCKET)
+
+    @cached_property
+    def channel(self) -> Channel:
+        """Where Kata looks for devices."""
+        settings, names = self.settings, self.pod.cdi_names
+        if settings is None:
+            return "annotations" if names else "unknown"
+        if (
+            settings.cold_plug != NO_PORT
+            and self.asks_kubelet
+            and (self.pod.resources or not names)
+        ):
+            return "kubelet"
+        if settings.cold_plug != NO_PORT and names:
+            return "annotations"
+        return "container" if self.is_hot else "none"
+
+    @cached_property
+    def requests(self) -> tuple[Request, ...]:
+        """The requested devices by kind, in the order of the pod."""
+        found = {name: Request(name, count) for name, count in self.pod.resources}
+        if self.channel != "kubelet":
+            for text in filter(is_qualified, self.pod.cdi_names):
+                kind, _, name = text.partition("=")
+                before = found.get(kind, Request(kind, 0))
+                names = (*before.names, name)
+                found[kind] = Request(kind, max(len(names), before.count), names)
+        return tuple(found.values())
+
+    @cached_property
+    def picked(self) -> tuple[KubeletDevice, ...]:
+        """The first candidates of each kind, as many as the pod requests."""
+        picked: list[KubeletDevice] = []
+        for item in self.requests:
+            picked += [c for c in self.candidates if c.kind == item.kind][: item.count]
+        return tuple(picked)
+
+    @property
     def consumer(self) -> Consumer:
         """The consumer of CDI specifications that runs the pod."""
         is_old = self.release.runtime == "rs" and self.release.version < _NEW_CRATE
@@ -414,7 +478,7 @@ class PodContext(Value, dict=True):
     def devices_of(self, kind: str) -> dict[str, Published]:
         """The devices of a kind from the applicable file, sorted by name."""
         found = {each.device.name: each for each in self.published if each.kind == kind}
-        return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+        return dict(sorted(found.items(), key=lambda item: _by_number(item[0])))
 
     @cached_property
     def published(self) -> tuple[Published, ...]:
@@ -426,156 +490,11 @@ class PodContext(Value, dict=True):
         )
 
 
-def _natural(name: str) -> tuple[int, str]:
-    """Sort numbers by value."""
+def _by_number(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isdecimal() and len(name) < 10 else (1 << 31, name)  # noqa: PLR2004
-
-
-_VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
-_PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
-"""Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
-_KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
-_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
 SETTINGS: Fact[PodContext, KataSettings] = Fact(
     lambda context: context.settings, "Kata's settings", "no readable configuration", decides=True
 )
 """The effective settings; the step of the configuration is unknown without them."""
-
-
-def annotation_breaks(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    """What Kata refuses or ignores in annotations, except COLD_PLUG and HOT_PLUG."""
-    for name, value in _hypervisor_annotations(context):
-        yield from _hypervisor_breaks(context, settings, name, value)
-    mode = context.pod.annotation(_VFIO_MODE)
-    if mode is None:
-        return
-    remedy = f"remove the annotation {_VFIO_MODE}: containers need guest-kernel"
-    if mode not in VFIO_MODES:
-        yield chain_break(
-            "kata-vfio-mode", _VFIO_MODE, f"invalid vfio_mode in an annotation: {mode!r}", remedy
-        )
-    elif mode == "vfio" and not settings.has_iommu:
-        yield chain_break(
-            "kata-vfio-without-iommu",
-            _VFIO_MODE,
-            "vfio_mode is annotated as 'vfio', but enable_iommu is not set: VFIO in the guest "
-            "needs an IOMMU there, so containers with a device do not start",
-            remedy,
-            is_certain=False,
-        )
-
-
-def with_annotations(context: PodContext) -> PodContext:
-    """The pod with the settings from its own annotations.
-
-    Annotated ports are omitted: Kata looks for devices before it reads annotations.
-    """
-    settings = context.settings
-    if settings is None:
-        return context
-    document: dict[str, Any] = dict(settings.document)
-    for name, text in _hypervisor_annotations(context):
-        value = _value(context, settings, name, text)
-        if value is not None and settings.allows_annotation(name):
-            _put(document, ("hypervisor", settings.hypervisor), name, value)
-    mode = context.pod.annotation(_VFIO_MODE)
-    if mode in VFIO_MODES:
-        _put(document, ("runtime",), "vfio_mode", mode)
-    effective = replace(settings, document=document)
-    return replace(context, configuration=replace(context.configuration, settings=effective))
-
-
-def _hypervisor_annotations(context: PodContext) -> Iterator[tuple[str, str]]:
-    for key, value in context.pod.annotations:
-        name = key.removeprefix(HYPERVISOR_ANNOTATION)
-        if name != key and name not in (COLD_PLUG, HOT_PLUG):
-            yield name, value
-
-
-def _hypervisor_breaks(
-    context: PodContext, settings: KataSettings, name: str, value: str
-) -> Iterator[Diagnostic]:
-    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
-    allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
-    is_taken = context.release.takes_annotation(name)
-    if not settings.allows_annotation(name) and not context.is_rs:
-        yield not_enabled(full, allow if is_taken else out)
-    elif not settings.allows_annotation(name):
-        what = f"runtime-rs ignores annotation {full}: enable_annotations does not allow it"
-        yield chain_break(
-            "kata-annotation-ignored", full, what, allow if is_taken else out, is_certain=False
-        )
-    elif not is_taken and context.is_rs:
-        yield not_known(full, out)
-    elif not is_taken:
-        what = f"{context.release} does not support annotation {full}, and ignores it"
-        yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
-    elif _is_refused(context, name, value):
-        what = f"the pod fails: annotation {full} has the invalid value {value!r}"
-        yield chain_break("kata-annotation-value", full, what, _wanted(name, value))
-
-
-def not_enabled(annotation: str, remedy: str) -> Diagnostic:
-    """The Go runtime fails because of an annotation that is not allowed."""
-    what = f"the pod fails with 'annotation {annotation} is not enabled': "
-    what += "enable_annotations of the configuration does not allow it"
-    return chain_break("kata-annotation-not-enabled", annotation, what, remedy)
-
-
-def not_known(annotation: str, remedy: str) -> Diagnostic:
-    """runtime-rs fails because of an annotation that is allowed but unknown."""
-    what = f"runtime-rs fails: annotation {annotation} is allowed, but not supported"
-    return chain_break("kata-annotation-refused", annotation, what, remedy)
-
-
-def _wanted(name: str, value: str) -> str:
-    if name == _MEMORY:
-        return f'write MiB as a string, {LEAST_GUEST_MIB} or more: {name}: "8192"'
-    return f"replace {value!r} by a valid value of {name}, or remove the annotation"
-
-
-def _is_refused(context: PodContext, name: str, text: str) -> bool:
-    kind = _type(context, name)
-    if kind == "integer":
-        return not text.isdecimal() or _is_out_of_range(context, name, int(text))
-    return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
-
-
-def _is_out_of_range(context: PodContext, name: str, number: int) -> bool:
-    if context.is_rs:
-        has_limit = name in _PORTS and context.release.version >= _PORT_LIMIT
-        return has_limit and number > MAX_PORTS
-    return name == _MEMORY and number < LEAST_GUEST_MIB
-
-
-def _type(context: PodContext, name: str) -> KeyType | None:
-    form = context.release.form("hypervisor", name)
-    return None if form is None else form.type
-
-
-def _value(
-    context: PodContext, settings: KataSettings, name: str, text: str
-) -> str | int | bool | None:
-    """The value for its key; None if it sets none."""
-    kind = _type(context, name)
-    is_taken = context.release.takes_annotation(name)
-    if not is_taken or _is_refused(context, name, text):
-        return None
-    if kind == "integer":
-        return int(text)
-    if kind == "boolean":
-        return _BOOLEANS.get(text.lower())
-    if name == _KERNEL_PARAMS:
-        return f"{settings.kernel_params} {text}".strip()
-    return text if kind == "string" else None
-
-
-def _put(document: dict[str, Any], place: tuple[str, ...], key: str, value: object) -> None:
-    table = document
-    for name in place:
-        inner = table.get(name)
-        table[name] = dict(inner) if isinstance(inner, dict) else {}
-        table = table[name]
-    table[key] = value

@@ -10,25 +10,19 @@ from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.grammar import is_kind, is_qualified
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.kata.explain.context import StepName, chain_break, judged
+from vfiomgr.kata.explain.context import KubeletDevice, chain_break, judged
 from vfiomgr.kata.explain.mediated import ISSUE, instead_of, why_not
-from vfiomgr.kata.explain.resources import channel, requests
 from vfiomgr.kata.model import CDEVS_SINCE
-from vfiomgr.kata.plan import check_sizing, sizing_of
 from vfiomgr.listing import listed
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
-from vfiomgr.pci.model import PciDevice
 from vfiomgr.rules.runner import RuleSet, register, rule
-from vfiomgr.units import MIB
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.kata.explain.context import PodContext, Published, TraceStep
-    from vfiomgr.kata.explain.resources import Request
-    from vfiomgr.kata.model import KataHypervisor
+    from vfiomgr.kata.explain.context import PodContext, Published, Request, StepName, TraceStep
+    from vfiomgr.pci.model import PciDevice
 
 
 _OF_DEVICES = frozenset({"not-plugged"})
@@ -37,6 +31,8 @@ _OF_DEVICES = frozenset({"not-plugged"})
 They come from the sources of runtime-rs, without a test, so they only may break the chain."""
 _NAMED = 8
 """How many names a remedy lists."""
+_LOOKED_UP = ("kubelet", "annotations", "unknown")
+"""Where Kata looks devices up by their CDI names, or may."""
 
 
 def cdi(context: PodContext) -> TraceStep:
@@ -45,34 +41,31 @@ def cdi(context: PodContext) -> TraceStep:
     looked = tuple(f.path for f in context.host.cdi_files) or (str(STATIC), str(DYNAMIC))
     found = [
         f"{each.name} in {each.path}"
-        for item in requests(context)
+        for item in context.requests
         for name, each in context.devices_of(item.kind).items()
         if not item.names or name in item.names
     ]
     if found:
         return judged("CDI", found, looked, breaks)
     what = "no specification has a requested device"
-    is_needed = channel(context) in ("kubelet", "annotations")
+    is_needed = context.channel in ("kubelet", "annotations")
     return judged("CDI", what, looked, breaks, "ok" if is_needed or breaks else "unknown")
 
 
-_LOOKED_UP = ("kubelet", "annotations", "unknown")
-"""Where Kata looks devices up by their CDI names, or may."""
-
-
 def _requested(context: PodContext) -> Iterator[Diagnostic]:
-    for item in requests(context) if channel(context) in _LOOKED_UP else ():
+    for item in context.requests if context.channel in _LOOKED_UP else ():
         yield from _missing(context, item)
         yield from _precedence(context, item)
         yield from _published_twice(context, item)
 
 
-def _judged(context: PodContext) -> Iterator[Diagnostic]:
+def _unreadable(context: PodContext) -> Iterator[Diagnostic]:
     """Number 4: one unreadable file makes all pods with cold-plugged devices fail."""
-    if not context.is_cold or channel(context) not in _LOOKED_UP:
+    if not context.is_cold or context.channel not in _LOOKED_UP:
         return
     consumer, host = context.consumer, context.host
-    asked = {each.path for item in requests(context) for each in _all_of(context, item)}
+    kinds = {item.kind for item in context.requests}
+    asked = {each.path for each in context.published if each.kind in kinds}
     for found in check(host.cdi_files, (consumer,), host).findings:
         where = f"{found.subject}:{found.line}: {found.summary}"
         if consumer.name in found.breaks_all:
@@ -85,19 +78,8 @@ def _judged(context: PodContext) -> Iterator[Diagnostic]:
                 "shows every error",
             )
         elif found.rule in _OF_DEVICES and found.subject in asked:
-            yield Diagnostic(
-                found.rule,
-                "warning",
-                found.subject,
-                where,
-                remedies=found.remedies,
-                place=found.place,
-            )
-
-
-def _all_of(context: PodContext, item: Request) -> tuple[Published, ...]:
-    """All devices of a kind, in any file."""
-    return tuple(each for each in context.published if each.kind == item.kind)
+            subject, remedies, place = found.subject, found.remedies, found.place
+            yield Diagnostic(found.rule, "warning", subject, where, remedies=remedies, place=place)
 
 
 def _annotated(context: PodContext) -> Iterator[Diagnostic]:
@@ -113,11 +95,20 @@ def _annotated(context: PodContext) -> Iterator[Diagnostic]:
                 key,
                 f"annotation {key} has an invalid CDI name: {text!r} (write VENDOR/CLASS=NAME, "
                 "separated by commas without spaces); the pod fails when it is read",
-                _named_instead(context, kind if is_kind(kind) else DEFAULT_KIND),
+                _valid_names(context, kind if is_kind(kind) else DEFAULT_KIND),
             )
         elif name not in context.devices_of(kind):
             what = f"no specification has {text}, from annotation {key}"
-            yield chain_break("kata-cdi-name-unknown", key, what, _named_instead(context, kind))
+            yield chain_break("kata-cdi-name-unknown", key, what, _valid_names(context, kind))
+
+
+def _valid_names(context: PodContext, kind: str) -> str:
+    if not context.published:
+        return f"{generating(kind)}, when the devices are available"
+    names = list(dict.fromkeys(each.name for each in context.published if each.nodes))
+    if not names:
+        return "vfiomgr cdi list shows the devices"
+    return f"use one of {listed(names, _NAMED, ' (vfiomgr cdi list)')}"
 
 
 def _missing(context: PodContext, item: Request) -> Iterator[Diagnostic]:
@@ -125,18 +116,20 @@ def _missing(context: PodContext, item: Request) -> Iterator[Diagnostic]:
     devices = context.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
         return
-    others = any(other.kind in context.kinds for other in requests(context))
-    if not devices and others:
+    if not devices and any(other.kind in context.kinds for other in context.requests):
         return
-    has = f"have {len(devices)}" if devices else "have none"
-    kinds = {} if devices else _kinds_of_vfio(context)
-    there = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+    kinds: dict[str, int] = {}
+    if not devices:
+        with_nodes = sorted({each.kind for each in context.published if each.nodes})
+        kinds = {kind: len(context.devices_of(kind)) for kind in with_nodes}
+    has = f"have {len(devices) or 'none'}"
+    if kinds:
+        has += "; the node has " + ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
     yield chain_break(
         "kata-too-few-devices",
         item.kind,
-        f"the pod requests {item.count} of {item.kind}, but the CDI specifications "
-        f"{has}{f'; the node has {there}' if there else ''}: Kata looks up the resource as kind "
-        "and the plugin's device ID as name",
+        f"the pod requests {item.count} of {item.kind}, but the CDI specifications {has}: Kata "
+        "looks up the resource as kind and the plugin's device ID as name",
         _instead(context, item, len(devices), tuple(kinds)),
     )
 
@@ -166,27 +159,12 @@ def _instead(context: PodContext, item: Request, count: int, kinds: tuple[str, .
     return f"{fewer}: no other device is available (vfiomgr list; vfiomgr bind)"
 
 
-def _named_instead(context: PodContext, kind: str) -> str:
-    """The valid names for an annotation."""
-    if not context.published:
-        return f"{generating(kind)}, when the devices are available"
-    names = list(dict.fromkeys(each.name for each in context.published if each.nodes))
-    if not names:
-        return "vfiomgr cdi list shows the devices"
-    return f"use one of {listed(names, _NAMED, ' (vfiomgr cdi list)')}"
-
-
-def _kinds_of_vfio(context: PodContext) -> dict[str, int]:
-    """The kinds of devices with VFIO nodes, and how many devices each has."""
-    kinds = sorted({each.kind for each in context.published if each.nodes})
-    return {kind: len(context.devices_of(kind)) for kind in kinds}
-
-
 def _precedence(context: PodContext, item: Request) -> Iterator[Diagnostic]:
     """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
     by_name: dict[str, dict[str, Published]] = {}
-    for each in _all_of(context, item):
-        by_name.setdefault(each.device.name, {})[each.directory] = each
+    for each in context.published:
+        if each.kind == item.kind:
+            by_name.setdefault(each.device.name, {})[each.directory] = each
     for found in by_name.values():
         *losers, winner = found.values()
         if not losers or losers[0].nodes == winner.nodes:
@@ -228,38 +206,20 @@ CDI_RULES: RuleSet[PodContext] = register(
         "a pod with Kata: the CDI specifications",
         rules=(
             rule(_annotated, "kata-cdi-name-invalid", "kata-cdi-name-unknown"),
-            rule(_judged, "kata-cdi-unreadable", *_OF_DEVICES),
+            rule(_unreadable, "kata-cdi-unreadable", *_OF_DEVICES),
             rule(_requested, "kata-too-few-devices", "kata-cdi-precedence", "twice-published"),
         ),
     )
 )
 
 
-class KubeletDevice(Value):
-    """A device that the kubelet could assign: its CDI name and its functions."""
-
-    kind: str
-    name: str
-    source: str | None
-    nodes: tuple[str, ...]
-    functions: tuple[PciDevice, ...]
-    breaks: tuple[tuple[StepName, Diagnostic], ...]
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """The IOMMU groups of its functions."""
-        found = (d.iommu_group for d in self.functions if d.iommu_group is not None)
-        return tuple(dict.fromkeys(found))
-
-
 def candidates(context: PodContext) -> tuple[KubeletDevice, ...]:
     """All devices that could be assigned, by kind; only the requested ones if some were named."""
     found = []
-    for item in requests(context):
+    for item in context.requests:
         for name, each in context.devices_of(item.kind).items():
-            if item.names and name not in item.names:
-                continue
-            if context.only_name not in (None, name):
+            is_other = bool(item.names) and name not in item.names
+            if is_other or context.only_name not in (None, name):
                 continue
             candidate = _candidate(context, item.kind, name, each.path, each.nodes)
             addresses = {d.address for d in candidate.functions}
@@ -272,7 +232,7 @@ def _unpublished(context: PodContext) -> Iterator[KubeletDevice]:
     """The groups of requested functions that no specification has."""
     host = context.host
     groups = {host.device(address).iommu_group for address in context.only}
-    for item in requests(context):
+    for item in context.requests:
         for number in sorted(group for group in groups if group is not None):
             first = next(d for d in host.group_members(number) if d.address in context.only)
             node = str(vfio_group_node(number))
@@ -283,7 +243,7 @@ def _unpublished(context: PodContext) -> Iterator[KubeletDevice]:
 def _candidate(
     context: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
 ) -> KubeletDevice:
-    functions: list[PciDevice] = []
+    functions: dict[PciDevice, None] = {}
     breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
         full, remedy = f"{kind}={name}", generating(kind, name)
@@ -291,66 +251,67 @@ def _candidate(
         breaks.append(("node", chain_break("kata-device-without-node", full, what, remedy)))
     for node in nodes:
         members, problems = _behind(context, node)
-        functions += [member for member in members if member not in functions]
-        breaks += problems
-    if all(context.host.vgpus.is_ready_for_guests(device) for device in functions):
-        breaks += [("node", _absent(node, functions)) for node in _lost(context, nodes)]
+        functions |= dict.fromkeys(members)
+        breaks += [("node", problem) for problem in problems]
+    is_ready = context.host.vgpus.is_ready_for_guests
+    if all(map(is_ready, functions)):
+        breaks += [("node", problem) for problem in _absent(context, nodes, functions)]
     for device in functions:
-        breaks += [("functions", problem) for problem in _unready(context, device)]
+        if not is_ready(device):
+            breaks.append(("functions", _unready(context, device)))
     return KubeletDevice(kind, name, source, nodes, tuple(functions), tuple(breaks))
 
 
-def _behind(
-    context: PodContext, node: str
-) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, Diagnostic]]]:
+def _behind(context: PodContext, node: str) -> tuple[Sequence[PciDevice], list[Diagnostic]]:
     """The functions behind a node, and its problems."""
     host = context.host
-    found: tuple[PciDevice, ...]
+    mediated = [vgpu for vgpu in host.vgpus.active if vgpu.uuid is not None]
     if node.startswith(f"{VFIO_CDEVS}/"):
         name = node.rpartition("/")[2]
-        found = tuple(d for d in host.devices if d.vfio_device == name)
-        vgpus = [v for v in host.vgpus.active if v.uuid is not None and v.vfio_device == name]
+        found = [d for d in host.devices if d.vfio_device == name]
+        vgpus = [vgpu for vgpu in mediated if vgpu.vfio_device == name]
         problems = list(_of_cdev(context, node))
     else:
         number = node.removeprefix(f"{VFIO_NODES}/")
         group = int(number) if number.isdecimal() else -1
-        found = tuple(d for d in host.group_members(group) if not d.is_bridge)
-        vgpus = [v for v in host.vgpus.active if v.uuid is not None and v.iommu_group == group]
+        found = [d for d in host.group_members(group) if not d.is_bridge]
+        vgpus = [vgpu for vgpu in mediated if vgpu.iommu_group == group]
         problems = list(_of_group(context, node))
-    mediated = [
-        chain_break("kata-mediated", v.name, why_not(v), instead_of(host, v), evidence=(ISSUE,))
-        for v in vgpus
-    ]
-    problems = mediated or problems
+    if vgpus:
+        problems = [
+            chain_break("kata-mediated", v.name, why_not(v), instead_of(host, v), evidence=(ISSUE,))
+            for v in vgpus
+        ]
     if not found and not problems:
         what = f"{node} belongs to no device of this host"
-        remedy = "vfiomgr groups shows the groups; "
-        remedy += "update the specification: vfiomgr cdi generate --write"
+        update = "update the specification: vfiomgr cdi generate --write"
+        remedy = f"vfiomgr groups shows the groups; {update}"
         problems = [chain_break("kata-node-unknown", node, what, remedy)]
-    return found, [("node", problem) for problem in problems]
+    return found, problems
 
 
-def _lost(context: PodContext, nodes: tuple[str, ...]) -> list[str]:
+def _absent(
+    context: PodContext, nodes: tuple[str, ...], functions: dict[PciDevice, None]
+) -> Iterator[Diagnostic]:
     """Missing nodes of functions that are on VFIO."""
-    known = {n for d in context.host.devices for n in context.host.guest_nodes(d)}
-    return [node for node in nodes if node in context.absent_nodes and node in known]
-
-
-def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
+    known = {node for d in context.host.devices for node in context.host.guest_nodes(d)}
     names = " ".join(str(device.address) for device in functions)
-    return chain_break(
-        "kata-node-missing",
-        node,
-        f"{node} does not exist, although {names} is available to guests",
-        f"recreate it with udevadm trigger, or run vfiomgr unbind {names} and bind it again",
-    )
+    for node in nodes:
+        if node in context.absent_nodes and node in known:
+            yield chain_break(
+                "kata-node-missing",
+                node,
+                f"{node} does not exist, although {names} is available to guests",
+                f"recreate it with udevadm trigger, or run vfiomgr unbind {names} and bind it "
+                "again",
+            )
 
 
 def _of_cdev(context: PodContext, node: str) -> Iterator[Diagnostic]:
     release = context.release
     if not release.takes_cdevs:
-        since = CDEVS_SINCE[release.runtime]
         what = f"{node} is an iommufd device node, which {release} does not support"
+        since = CDEVS_SINCE[release.runtime]
         remedy = f"use the group instead ({VFIO_NODES}/N), or Kata {since}"
         yield chain_break("kata-no-cdevs", node, what, remedy)
 
@@ -358,30 +319,20 @@ def _of_cdev(context: PodContext, node: str) -> Iterator[Diagnostic]:
 def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
     settings = context.settings
     if settings is not None and settings.is_confidential and not context.is_rs:
-        yield chain_break(
-            "kata-confidential-group",
-            node,
-            f"the Go runtime does not accept group {node} for confidential guests",
-            f"use the device node instead ({VFIO_CDEVS}/vfioN)",
-        )
+        what = f"the Go runtime does not accept group {node} for confidential guests"
+        remedy = f"use the device node instead ({VFIO_CDEVS}/vfioN)"
+        yield chain_break("kata-confidential-group", node, what, remedy)
 
 
-def _unready(context: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
-    """A function that is not available to guests."""
+def _unready(context: PodContext, device: PciDevice) -> Diagnostic:
+    """Why a function is not available to guests."""
     host = context.host
-    if host.vgpus.is_ready_for_guests(device):
-        return
     if host.vgpus.is_vendor_function(device):
+        what = f"{device} has no vGPU yet, so guests cannot open it"
         remedy = f"vfiomgr vgpu create --parent {device.address} --type …"
-        yield chain_break(
-            "kata-function-without-vgpu",
-            device.address,
-            f"{device} has no vGPU yet, so guests cannot open it",
-            remedy,
-        )
-        return
+        return chain_break("kata-function-without-vgpu", device.address, what, remedy)
     if host.vgpus.makes_vgpus(device):
-        yield chain_break(
+        return chain_break(
             "kata-gpu-with-vgpus",
             device.address,
             f"{device} is on {device.driver}, which creates mediated devices; Kata does not "
@@ -391,33 +342,11 @@ def _unready(context: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
             "hostdev UUID",
             evidence=(ISSUE,),
         )
-        return
+    what = f"{device} is on the host driver {device.driver}"
     if device.driver is None:
         what = f"{device} has no driver; it must be on a VFIO driver"
-    else:
-        what = f"{device} is on the host driver {device.driver}"
-    diagnostics = diagnostics_to_bind(host, [device])
-    bind = f"vfiomgr bind {host.slot(device)[0].address}"
-    remedy = (
-        f"{bind}; currently refused: {diagnostics[0].summary} ({diagnostics[0].hint})"
-        if diagnostics
-        else bind
-    )
-    yield chain_break("kata-not-bound", device.address, what, remedy)
-
-
-OF_CAPACITY = ("kata-host-memory", "kata-window", "kata-maxmemory")
-"""Rules of `kata config` that no other link covers."""
-
-
-def room_breaks(context: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
-    """What does not fit, as far as the configuration and the host show it."""
-    settings = context.settings
-    if settings is None:
-        return
-    hypervisor: KataHypervisor = "qemu" if settings.hypervisor == "qemu" else "clh"
-    runtime, host = context.release.runtime, context.host
-    sizing = sizing_of(host, runtime, hypervisor, functions, settings)
-    for found in check_sizing(replace(sizing, limit_mib=context.pod.memory_bytes // MIB)):
-        if found.rule in OF_CAPACITY and found.severity != "info":
-            yield replace(found, evidence=())
+    remedy = f"vfiomgr bind {host.slot(device)[0].address}"
+    refused = diagnostics_to_bind(host, [device])
+    if refused:
+        remedy += f"; currently refused: {refused[0].summary} ({refused[0].hint})"
+    return chain_break("kata-not-bound", device.address, what, remedy)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         MixedVersions,
     )
     from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.kata.explain.context import ShimState
     from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
     from vfiomgr.snapshot.model import HostSnapshot
@@ -88,9 +89,13 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
     return None
 
 
-def has_program(tree: HostTree, program: str) -> bool:
+def state_of_shim(tree: HostTree, program: str) -> ShimState:
     """Whether a program exists: at its path, or where containerd would find its name."""
-    return any(tree.resolve(path) is not None for path in _places(program))
+    if not program:
+        return "not looked for"
+    if any(tree.resolve(path) is not None for path in _places(program)):
+        return "there"
+    return "missing" if program.startswith("/") else "not found"
 
 
 def runtime_of(tree: HostTree, program: str) -> RuntimeName | None:
@@ -209,7 +214,7 @@ def _has_crio_alone(tree: HostTree) -> bool:
 def configuration_paths(
     entry: HandlerEntry | None,
     conf_file: tuple[str, str] | None,
-    handler: str | None,
+    handler: str,
     runtime: RuntimeName,
 ) -> tuple[HostPath, ...]:
     """The paths where the shim looks for its configuration, in order."""
@@ -217,8 +222,28 @@ def configuration_paths(
         return (HostPath(entry.config_path),)
     if conf_file is not None:
         return (HostPath(conf_file[0]),)
-    own = () if handler is None or entry is not None else (handler_configuration(handler),)
+    own = () if entry is not None else (handler_configuration(handler),)
     return (*own, *search_path(runtime))
+
+
+def own_configuration(tree: HostTree, handler: str) -> ConfigurationFacts:
+    """The configuration that vfiomgr wrote for a handler that the container runtime lacks."""
+    own = read_settings_of(tree, [handler_configuration(handler)])
+    problem = f"handler {handler} not found, which would name it"
+    return own if own.file is not None else ConfigurationFacts((), problem=problem)
+
+
+def handler_configuration_of(
+    tree: HostTree,
+    entry: HandlerEntry | None,
+    conf_file: tuple[str, str] | None,
+    handler: str | None,
+    runtime: RuntimeName,
+) -> ConfigurationFacts:
+    """The configuration that the shim of a handler reads."""
+    if handler is None or (entry is not None and not entry.is_kata):
+        return ConfigurationFacts((), problem="no Kata handler")
+    return read_settings_of(tree, configuration_paths(entry, conf_file, handler, runtime))
 
 
 def configuration_of(host: HostSource, handler: str) -> ConfigurationFacts:

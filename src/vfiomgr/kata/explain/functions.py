@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Remedy
 from vfiomgr.kata.explain.context import (
     DeviceChain,
+    KubeletDevice,
     PassedFunction,
     PodContext,
     TraceStep,
@@ -16,51 +17,36 @@ from vfiomgr.kata.explain.context import (
     is_broken,
     judged,
 )
-from vfiomgr.kata.explain.devices import OF_CAPACITY, KubeletDevice, candidates, room_breaks
 from vfiomgr.kata.explain.image import RULES as IMAGE_RULES
 from vfiomgr.kata.explain.image import check_guest_image
-from vfiomgr.kata.explain.resources import requests
 from vfiomgr.kata.facts import GUEST_KERNEL
 from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
+from vfiomgr.kata.plan import check_sizing, sizing_of
 from vfiomgr.rules.runner import RuleSet, register, rule
-from vfiomgr.value import Value
+from vfiomgr.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import StepName
+    from vfiomgr.kata.model import KataHypervisor
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
 
 _SORTED_WELL = 10
 """Root ports whose names sort as text like by number: rp0 to rp9."""
+_OF_CAPACITY = ("kata-host-memory", "kata-window", "kata-maxmemory")
+"""Rules of `kata config` that no other step covers."""
 
 
-def chosen(context: PodContext, found: Sequence[KubeletDevice]) -> tuple[KubeletDevice, ...]:
-    """The first devices of each kind, as many as the pod requests."""
-    picked: list[KubeletDevice] = []
-    for item in requests(context):
-        picked += [c for c in found if c.kind == item.kind][: item.count]
-    return tuple(picked)
-
-
-def chains(context: PodContext) -> tuple[DeviceChain, ...]:
-    """The chain of each candidate, as if it were assigned."""
-    found = candidates(context)
-    picked = chosen(context, found)
-    return tuple(_chain(context, candidate, picked) for candidate in found)
-
-
-def _chain(
-    context: PodContext, candidate: KubeletDevice, picked: tuple[KubeletDevice, ...]
-) -> DeviceChain:
-    given = picked
-    if candidate not in picked:
-        same = [c for c in picked if c.kind == candidate.kind]
-        given = tuple(candidate if same and c is same[-1] else c for c in picked)
+def chain_of(context: PodContext, candidate: KubeletDevice) -> DeviceChain:
+    """The chain of a candidate, as if it were assigned."""
+    given = context.picked
+    if candidate not in given:
+        same = [c for c in given if c.kind == candidate.kind]
+        given = tuple(candidate if same and c is same[-1] else c for c in given)
     ports = _ports(given)
-    indexes = guest_indexes(context, given)
+    indexes = _guest_indexes(context, given)
     functions = tuple(
         PassedFunction(
             address=device.address,
@@ -91,7 +77,7 @@ def _ports(given: Iterable[KubeletDevice]) -> dict[PciDevice, str]:
     return {device: f"rp{number}" for number, device in enumerate(functions)}
 
 
-def guest_indexes(context: PodContext, given: Iterable[KubeletDevice]) -> dict[PciDevice, int]:
+def _guest_indexes(context: PodContext, given: Iterable[KubeletDevice]) -> dict[PciDevice, int]:
     """The index in the guest that Kata computes for each NVIDIA GPU.
 
     The Go runtime sorts port names as text (annotateContainerWithVFIOMetadata in
@@ -120,116 +106,89 @@ def _annotations(
 
 def steps(context: PodContext) -> tuple[TraceStep, ...]:
     """Nodes, functions, ports and the guest, for all candidates."""
-    found = candidates(context)
-    if not found:
+    if not context.candidates:
         why = "no candidate device is known"
         names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
         return tuple(judged(name, why, otherwise="unknown") for name in names)
-    plugged = PluggedDevices(context, chosen(context, found))
+    lacks_nodes = any(
+        sum(c.kind == item.kind and not _is_pending(context, c) for c in context.candidates)
+        < item.count
+        for item in context.requests
+    )
+    ports = (f"{device.address} at {port}" for device, port in _ports(context.picked).items())
     return (
-        _of(context, found, "node", _nodes_told(context, found)),
-        _of(context, found, "functions", _functions_told(context, found)),
-        _root_ports(plugged),
-        _guest(plugged),
+        judged(
+            "node",
+            _describe_nodes(context),
+            (),
+            _avoidable(context, "node"),
+            "unknown" if lacks_nodes else "ok",  # only functions on VFIO have nodes
+        ),
+        judged("functions", _describe_functions(context), (), _avoidable(context, "functions")),
+        judged("root ports", ", ".join(ports) or "none needed", (), PORT_RULES.find(context)),
+        _guest(context),
     )
 
 
-def _of(
-    context: PodContext, found: Sequence[KubeletDevice], name: StepName, what: Iterable[str]
-) -> TraceStep:
-    """A step about each candidate; problems that the kubelet may avoid are not certain."""
+def _avoidable(context: PodContext, name: StepName) -> Iterable[Diagnostic]:
+    """The problems of the candidates; those that the kubelet may avoid are not certain."""
     breaks: list[Diagnostic] = []
-    for item in requests(context):
-        same = [c for c in found if c.kind == item.kind]
+    for item in context.requests:
+        same = [c for c in context.candidates if c.kind == item.kind]
         own = [b for c in same for step, b in c.breaks if step == name]
         if sum(not is_broken(b for _, b in c.breaks) for c in same) >= item.count:
             own = [replace(b, severity="warning") for b in own]
         breaks += own
-    is_open = name == "node" and _lacks_nodes(context, found)
-    return judged(name, what, (), dict.fromkeys(breaks), "unknown" if is_open else "ok")
-
-
-def _lacks_nodes(context: PodContext, found: Sequence[KubeletDevice]) -> bool:
-    """Whether fewer are available than requested: only functions on VFIO have nodes."""
-    return any(
-        sum(not _is_pending(context, c) for c in found if c.kind == item.kind) < item.count
-        for item in requests(context)
-    )
+    return dict.fromkeys(breaks)
 
 
 def _is_pending(context: PodContext, candidate: KubeletDevice) -> bool:
     """Whether its node only exists when its functions are available to guests."""
-    return any(not context.host.vgpus.is_ready_for_guests(d) for d in candidate.functions)
+    return not all(map(context.host.vgpus.is_ready_for_guests, candidate.functions))
 
 
-def _nodes_told(context: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
-    return [
-        f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
-        + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
-        + (", missing until its functions are available" if _is_pending(context, c) else "")
-        for c in found
-    ]
+def _describe_nodes(context: PodContext) -> Iterator[str]:
+    for device in context.candidates:
+        text = f"{device.kind}={device.name}: {', '.join(device.nodes) or 'no node'}"
+        if device.groups:
+            text += f" (IOMMU group {', '.join(map(str, device.groups))})"
+        if _is_pending(context, device):
+            text += ", missing until its functions are available"
+        yield text
 
 
-def _functions_told(context: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
-    told = []
-    for device in dict.fromkeys(d for c in found for d in c.functions):
+def _describe_functions(context: PodContext) -> list[str]:
+    found = []
+    for device in dict.fromkeys(d for c in context.candidates for d in c.functions):
         ready = "ready" if context.host.vgpus.is_ready_for_guests(device) else "not available"
-        told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
-    return told or ["no function"]
+        found.append(f"{device} on {device.driver or 'no driver'}: {ready}")
+    return found or ["no function"]
 
 
-class PluggedDevices(Value):
-    """A pod, and the devices that its guest gets."""
-
-    context: PodContext
-    picked: tuple[KubeletDevice, ...]
-
-    @property
-    def host(self) -> HostSnapshot:
-        """The host of the pod."""
-        return self.context.host
-
-    @property
-    def ports(self) -> dict[PciDevice, str]:
-        """The root port of each function."""
-        return _ports(self.picked)
-
-    @property
-    def gpus(self) -> list[PciDevice]:
-        """The functions that Kata maps to GPUs of the guest."""
-        return [device for device in self.ports if is_cdi_gpu(device)]
-
-
-def _root_ports(plugged: PluggedDevices) -> TraceStep:
-    what = ", ".join(f"{device.address} at {port}" for device, port in plugged.ports.items())
-    return judged("root ports", what or "none needed", (), PORT_RULES.find(plugged))
-
-
-def _too_many_devices(plugged: PluggedDevices) -> Iterator[Diagnostic]:
-    count, name = len(plugged.ports), plugged.context.pod.name
+def _too_many_devices(context: PodContext) -> Iterator[Diagnostic]:
+    count = len(_ports(context.picked))
     if count > MAX_PORTS:
         what = f"{count} functions need a root port each, but Kata has only {MAX_PORTS}"
-        yield chain_break("kata-too-many-devices", name, what, "request fewer devices per pod")
+        remedy = "request fewer devices per pod"
+        yield chain_break("kata-too-many-devices", context.pod.name, what, remedy)
 
 
-def _too_few_ports(plugged: PluggedDevices) -> Iterator[Diagnostic]:
-    context, ports = plugged.context, plugged.ports
-    settings = context.settings
-    if context.is_rs and settings is not None and 0 < settings.root_ports < len(ports):
+def _too_few_ports(context: PodContext) -> Iterator[Diagnostic]:
+    settings, count = context.settings, len(_ports(context.picked))
+    if context.is_rs and settings is not None and 0 < settings.root_ports < count:
         yield chain_break(
             "kata-too-few-ports",
             settings.path,
-            f"{len(ports)} functions need a root port each, but pcie_root_port is "
-            f"{settings.root_ports}",
-            f"set pcie_root_port = {len(ports)}: vfiomgr kata config",
+            f"{count} functions need a root port each, but pcie_root_port is {settings.root_ports}",
+            f"set pcie_root_port = {count}: vfiomgr kata config",
             is_certain=False,
         )
 
 
-def _port_order(plugged: PluggedDevices) -> Iterator[Diagnostic]:
-    context, ports, gpus = plugged.context, plugged.ports, plugged.gpus
-    if not context.is_rs and len(ports) > _SORTED_WELL and gpus:
+def _port_order(context: PodContext) -> Iterator[Diagnostic]:
+    ports = _ports(context.picked)
+    names = [port for device, port in ports.items() if is_cdi_gpu(device)]
+    if not context.is_rs and len(ports) > _SORTED_WELL and names:
         yield chain_break(
             "kata-port-order",
             context.pod.name,
@@ -237,35 +196,29 @@ def _port_order(plugged: PluggedDevices) -> Iterator[Diagnostic]:
             "rp2), so containers get the wrong GPU index",
             "assign at most 10 functions per pod (bind a GPU without its audio function: "
             "--function-only), or use runtime-rs",
-            is_certain=_is_mixed_up(ports, gpus),
+            is_certain=names != sorted(names),
         )
 
 
-def _pci_domain(plugged: PluggedDevices) -> Iterator[Diagnostic]:
-    gpus = plugged.gpus
-    far = [device for device in gpus if device.address.domain]
+def _pci_domain(context: PodContext) -> Iterator[Diagnostic]:
+    gpus = [device for device in _ports(context.picked) if is_cdi_gpu(device)]
+    far = [str(device.address) for device in gpus if device.address.domain]
     if far:
         yield chain_break(
             "kata-pci-domain",
-            far[0].address,
-            f"{', '.join(str(d.address) for d in far)} is in a PCI domain other than 0000, "
-            "which Kata loses when it maps host GPUs to guest GPUs",
+            far[0],
+            f"{', '.join(far)} is in a PCI domain other than 0000, which Kata loses when it maps "
+            "host GPUs to guest GPUs",
             "use GPUs of domain 0000 for Kata, and this one for libvirt: vfiomgr libvirt "
-            f"hostdev {far[0].address}",
+            f"hostdev {far[0]}",
             is_certain=len(gpus) > 1,
         )
 
 
-def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool:
-    """Whether GPUs sort differently by port name than by number."""
-    names = [ports[device] for device in gpus]
-    return names != sorted(names)
-
-
-def _guest(plugged: PluggedDevices) -> TraceStep:
-    context, given = plugged.context, tuple(plugged.ports)
-    breaks = tuple(GUEST_RULES.find(plugged))
-    what = _arrival(plugged)
+def _guest(context: PodContext) -> TraceStep:
+    given = tuple(_ports(context.picked))
+    breaks = tuple(GUEST_RULES.find(context))
+    what = _describe_guest(context)
     if given and not is_broken(breaks):
         what += f"; the contents of the guest's image are not checked: {_check_image(context)}"
     return judged("guest", what, (), breaks, "ok" if given else "unknown")
@@ -277,34 +230,39 @@ def _check_image(context: PodContext) -> str:
     return f"vfiomgr check kata{named}"
 
 
-def _capacity(plugged: PluggedDevices) -> Iterator[Diagnostic]:
+def _capacity(context: PodContext) -> Iterator[Diagnostic]:
     """What does not fit, as far as the configuration and the host show it."""
-    yield from room_breaks(plugged.context, tuple(plugged.ports))
-
-
-def _image(plugged: PluggedDevices) -> Iterator[Diagnostic]:
-    """What `check kata` is certain of: files that no guest starts without."""
-    context = plugged.context
-    image = context.guest_image
-    if image is None:
+    settings = context.settings
+    if settings is None:
         return
-    for found in check_guest_image(image, tuple(plugged.ports)).findings:
+    hypervisor: KataHypervisor = "qemu" if settings.hypervisor == "qemu" else "clh"
+    functions = tuple(_ports(context.picked))
+    sizing = sizing_of(context.host, context.release.runtime, hypervisor, functions, settings)
+    for found in check_sizing(replace(sizing, limit_mib=context.pod.memory_bytes // MIB)):
+        if found.rule in _OF_CAPACITY and found.severity != "info":
+            yield replace(found, evidence=())
+
+
+def _image(context: PodContext) -> Iterator[Diagnostic]:
+    """What `check kata` is certain of: files that no guest starts without."""
+    if context.guest_image is None:
+        return
+    for found in check_guest_image(context.guest_image, tuple(_ports(context.picked))).findings:
         if found.severity == "blocker":
             remedy = Remedy(f"{_check_image(context)} shows all findings", joint="; ")
             yield replace(found, remedies=(*found.remedies, remedy))
 
 
-def _arrival(plugged: PluggedDevices) -> str:
+def _describe_guest(context: PodContext) -> str:
     """How the devices appear in the guest."""
-    context = plugged.context
     settings = context.settings
     if settings is not None and settings.vfio_mode != GUEST_KERNEL:
         return f"vfio_mode is {settings.vfio_mode}: the container gets the VFIO device nodes"
-    indexes = guest_indexes(context, plugged.picked)
+    indexes = _guest_indexes(context, context.picked)
     told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
     if told:
         told.append("resolved by the guest's own CDI specification (NVIDIA's driver and toolkit)")
-    others = [str(device.address) for device in plugged.ports if not is_cdi_gpu(device)]
+    others = [str(d.address) for d in _ports(context.picked) if not is_cdi_gpu(d)]
     if others:
         told.append(
             f"{', '.join(others)}: a PCI device of the guest, with a driver of the guest kernel; "
@@ -313,7 +271,7 @@ def _arrival(plugged: PluggedDevices) -> str:
     return "; ".join(told) or "no device"
 
 
-PORT_RULES: RuleSet[PluggedDevices] = register(
+PORT_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod with Kata: the root ports",
         rules=(
@@ -324,11 +282,11 @@ PORT_RULES: RuleSet[PluggedDevices] = register(
         ),
     )
 )
-GUEST_RULES: RuleSet[PluggedDevices] = register(
+GUEST_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod with Kata: the guest",
         rules=(
-            rule(_capacity, *OF_CAPACITY),
+            rule(_capacity, *_OF_CAPACITY),
             rule(_image, *(name for each in IMAGE_RULES.rules for name in each.names)),
         ),
     )

@@ -23,6 +23,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.host.tree import HostTree
     from vfiomgr.rules.report import Report
 
@@ -139,13 +140,11 @@ class GuestContext(Value):
 def _isolation(context: GuestContext) -> Iterator[Diagnostic]:
     """The findings of `vfiomgr check` about the IOMMU, and devices without an IOMMU group."""
     host = context.host
-    if host is None:
-        return
-    yield from (found for found in platform_rules.iommu(host) if found.severity != "ok")
-    for device in context.devices:
-        for found in isolation(host, device):
-            why = "VFIO requires that an IOMMU isolates the function"
-            yield replace(found, why=why)
+    if host is not None:
+        yield from (found for found in platform_rules.iommu(host) if found.severity != "ok")
+        for device in context.devices:
+            for found in isolation(host, device):
+                yield replace(found, why="VFIO requires that an IOMMU isolates the function")
 
 
 def _settings(context: GuestContext) -> Iterator[Diagnostic]:
@@ -172,24 +171,18 @@ def _files(context: GuestContext) -> Iterator[Diagnostic]:
     why = "Kata cannot start a guest without it"
     for file in image.files:
         evidence = (f"{image.source}: {file.key} = {file.path}",)
+        severity: Severity = "blocker"
         if file.resolved is None:
-            yield finding(
-                "guest-file",
-                "blocker",
-                f"the guest's {file.key} does not exist",
-                evidence,
-                why,
-                f"install the package of {file.path}, or name another {file.key}",
-            )
+            state = "does not exist"
+            remedy = f"install the package of {file.path}, or name another {file.key}"
         elif not file.is_regular:
-            title = f"the guest's {file.key} is not a regular file"
-            remedy = f"set {file.key} to the path of a file"
-            yield finding("guest-file", "blocker", title, evidence, why, remedy)
+            state, remedy = "is not a regular file", f"set {file.key} to the path of a file"
         elif not file.size:
-            title = f"the guest's {file.key} is empty"
-            yield finding("guest-file", "blocker", title, evidence, why, "install it again")
+            state, remedy = "is empty", "install it again"
         else:
-            yield finding("guest-file", "ok", f"the guest's {file.key} exists", evidence, why)
+            severity, state, remedy = "ok", "exists", ""
+        title = f"the guest's {file.key} {state}"
+        yield finding("guest-file", severity, title, evidence, why, remedy)
     if image.file("kernel") is None and not image.mistyped:
         evidence = (f"{image.source}: no kernel in [hypervisor.{image.hypervisor}]",)
         remedy = "set kernel to the path of one, e.g. that of Kata's own configurations"
@@ -236,18 +229,6 @@ def _file_system(context: GuestContext) -> Iterator[Diagnostic]:
     yield finding("rootfs-type", "blocker", title, evidence, why, remedy)
 
 
-def _unknown_file_system(context: GuestContext) -> Iterator[str]:
-    image = context.image
-    file = image.file("image")
-    if file is None or not (file.resolved and file.is_regular and file.size) or file.file_system:
-        return
-    told = image.rootfs_type or DEFAULT_ROOTFS_TYPE
-    yield (
-        f"the file system of {file.resolved}: none of {', '.join(FILE_SYSTEMS)} found, but "
-        f"rootfs_type is {told}"
-    )
-
-
 def _driver(context: GuestContext) -> Iterator[Diagnostic]:
     """The guest needs the device's driver, unless containers get VFIO nodes."""
     image, devices = context.image, context.devices
@@ -281,13 +262,12 @@ def _driver(context: GuestContext) -> Iterator[Diagnostic]:
             "use Kata's build for GPUs (kata-containers-nvidia-gpu.img and vmlinux-nvidia-gpu), "
             "or your own image with driver and toolkit",
         )
-    others = [device for device in devices if device not in nvidia]
+    others = ", ".join(str(device) for device in devices if device not in nvidia)
     if others:
-        shown = ", ".join(str(device) for device in others)
         yield finding(
             "guest-driver",
             "info",
-            f"the guest needs a driver for {shown}",
+            f"the guest needs a driver for {others}",
             evidence,
             why,
             "add it to the guest's kernel or image; lspci -k in the guest shows the available "
@@ -340,7 +320,14 @@ def _named(image: GuestImage, file: GuestFile) -> str:
 
 
 def _unknown(context: GuestContext) -> Iterator[str]:
-    yield from _unknown_file_system(context)
+    image = context.image
+    file = image.file("image")
+    if file and file.resolved and file.is_regular and file.size and not file.file_system:
+        told = image.rootfs_type or DEFAULT_ROOTFS_TYPE
+        yield (
+            f"the file system of {file.resolved}: none of {', '.join(FILE_SYSTEMS)} found, but "
+            f"rootfs_type is {told}"
+        )
     yield from () if context.host is None else iommu_unread(context.host)
 
 

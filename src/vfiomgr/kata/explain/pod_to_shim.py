@@ -5,20 +5,19 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vfiomgr.kata.explain.context import SETTINGS, TraceStep, chain_break, judged
+from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
+from vfiomgr.kata.explain.context import SETTINGS, PodContext, TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.kata.plan import recommended_overhead_mib
 from vfiomgr.paths import HostPath
-from vfiomgr.rules.runner import RuleSet, reading, register, rule
+from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.facts import KataSettings
 
 _KATA = "kata"
@@ -34,6 +33,12 @@ _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases with merged drop-ins support."""
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
+_HANDLERS: Fact[PodContext, HandlerFacts] = Fact(
+    lambda context: context.handlers, "the handlers", "a snapshot does not contain them"
+)
+_ENTRY: Fact[PodContext, HandlerEntry] = Fact(
+    lambda context: context.entry, "the handler", "not found in the container runtime"
+)
 
 
 def pod(context: PodContext) -> TraceStep:
@@ -121,7 +126,9 @@ def handler(context: PodContext) -> TraceStep:
     if name is None:
         return judged("handler", "no handler", looked, breaks, "unknown")
     if facts is None or (not facts.is_known and entry is None):
-        what = f"{name}: {_why_unknown(facts, program)}"
+        what = f"{name}: cannot read the configuration of {program}"
+        if facts is not None and not facts.unreadable:
+            what = f"{name}: no {program} configuration found"
         return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
         what = f"{name}: containerd runs no pods: its CRI plugin is disabled"
@@ -132,11 +139,13 @@ def handler(context: PodContext) -> TraceStep:
     runs = entry.runtime_path or entry.shim or "an unknown program (its type is not set)"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
-    if _is_passed_over(facts, entry):
-        what += "; the main file does not import that file, so containerd before "
-        what += f"{_drop_ins_since(facts)} ignores it"
-        return judged("handler", what, looked, breaks, "unknown")
-    return judged("handler", what, looked, breaks)
+    is_passed_over = _is_passed_over(facts, entry)
+    if is_passed_over:
+        what += (
+            "; the main file does not import that file, so containerd before "
+            f"{_drop_ins_since(facts)} ignores it"
+        )
+    return judged("handler", what, looked, breaks, "unknown" if is_passed_over else "ok")
 
 
 def _is_passed_over(facts: HandlerFacts, entry: HandlerEntry) -> bool:
@@ -145,17 +154,8 @@ def _is_passed_over(facts: HandlerFacts, entry: HandlerEntry) -> bool:
     return facts.is_known and entry.source in facts.unsure and is_old
 
 
-def _why_unknown(facts: HandlerFacts | None, program: str) -> str:
-    if facts is not None and not facts.unreadable:
-        return f"no {program} configuration found"
-    return f"cannot read the configuration of {program}"
-
-
-def _unreadable(context: PodContext) -> Iterator[Diagnostic]:
+def _unreadable(_context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Files that prevent the start of a container runtime; a drop-in counts only if it is read."""
-    facts = context.handlers
-    if facts is None:
-        return
     since, program = _drop_ins_since(facts), _CRI_NAMES[facts.cri]
     for file in facts.unreadable:
         is_passed_over = file.is_unsure and facts.version is not None and facts.version < since
@@ -171,27 +171,22 @@ def _unreadable(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _disabled(context: PodContext) -> Iterator[Diagnostic]:
-    facts = context.handlers
-    if context.handler_name is None or facts is None or not facts.disabling:
-        return
-    if context.entry is None and not facts.is_known:
-        return
-    named = " and ".join(facts.disabling)
-    yield chain_break(
-        "kata-cri-disabled",
-        named,
-        f"{named} disables CRI (disabled_plugins), so the kubelet cannot use containerd",
-        f"remove cri from disabled_plugins in {named}, then restart containerd",
-    )
+def _disabled(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    is_known = context.entry is not None or facts.is_known
+    if context.handler_name is not None and facts.disabling and is_known:
+        named = " and ".join(facts.disabling)
+        yield chain_break(
+            "kata-cri-disabled",
+            named,
+            f"{named} disables CRI (disabled_plugins), so the kubelet cannot use containerd",
+            f"remove cri from disabled_plugins in {named}, then restart containerd",
+        )
 
 
-def _lacking(context: PodContext) -> Iterator[Diagnostic]:
+def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """A handler that the container runtime does not have, and those that it has."""
-    name, facts = context.handler_name, context.handlers
-    if name is None or facts is None or not facts.is_known:
-        return
-    if facts.disabling or context.entry is not None:
+    name = context.handler_name
+    if name is None or not facts.is_known or facts.disabling or context.entry is not None:
         return
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
@@ -221,10 +216,9 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> str:
     return f"{named}; or create this one: {install}" if _KATA in name else named
 
 
-def _no_shim(context: PodContext) -> Iterator[Diagnostic]:
+def _no_shim(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
     """A shim that is missing at its path, or in the usual directories."""
-    entry = context.entry
-    if entry is None or context.shim not in ("missing", "not found") or not entry.is_kata:
+    if context.shim not in ("missing", "not found") or not entry.is_kata:
         return
     is_certain = context.shim == "missing"
     place = "does not exist" if is_certain else "is in none of the usual directories"
@@ -240,9 +234,8 @@ def _no_shim(context: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def _no_kata(context: PodContext) -> Iterator[Diagnostic]:
-    entry = context.entry
-    if entry is None or entry.is_kata:
+def _no_kata(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
+    if entry.is_kata:
         return
     facts = context.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
@@ -314,10 +307,9 @@ def _privileged(context: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def _untold(context: PodContext) -> Iterator[Diagnostic]:
+def _untold(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
     """Annotations that containerd does not pass."""
-    entry = context.entry
-    if entry is None or context.cri != "containerd":
+    if context.cri != "containerd":
         return
     wanted = (CDI_ANNOTATION, KATA_ANNOTATION)
     lost = [k for k, _ in context.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
@@ -337,10 +329,10 @@ def _drop_ins_since(facts: HandlerFacts) -> Version:
     return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
 
 
-def _unread(context: PodContext) -> Iterator[Diagnostic]:
+def _unread(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """A drop-in that is not imported, with a containerd that does not read it by default."""
-    facts, entry = context.handlers, context.entry
-    if facts is None or entry is None or facts.disabling or facts.version is None:
+    entry = context.entry
+    if entry is None or facts.disabling or facts.version is None:
         return
     if _is_passed_over(facts, entry):
         yield chain_break(
@@ -353,15 +345,13 @@ def _unread(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _mixed(context: PodContext) -> Iterator[Diagnostic]:
+def _mixed(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Imports of another version than the main file, if they concern the handler."""
-    facts, entry = context.handlers, context.entry
-    if facts is None:
-        return
+    own = None if context.entry is None else context.entry.source
     for mixed in facts.mixed:
-        is_own = entry is not None and entry.source == mixed.file
-        is_hidden = entry is not None and _comes_before(facts, entry.source, mixed.file)
-        is_lost = {"stops": True, "ignored": is_own, "hides": is_hidden, "unknown": False}
+        is_own = own == mixed.file
+        before = facts.files[: facts.files.index(mixed.file)] if mixed.file in facts.files else ()
+        is_lost = {"stops": True, "ignored": is_own, "hides": own in before, "unknown": False}
         if mixed.effect == "ignored" and not is_own:
             continue
         if mixed.effect in {"hides", "unknown"} and mixed.file not in facts.with_cri:
@@ -376,14 +366,10 @@ def _mixed(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
-    return one in facts.files and facts.files.index(one) < facts.files.index(other)
-
-
-def _merged_badly(context: PodContext) -> Iterator[Diagnostic]:
+def _merged_badly(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Drop-ins that some releases of containerd do not merge by table."""
-    facts, entry = context.handlers, context.entry
-    if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
+    entry = context.entry
+    if entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
         return
     main, *drop_ins = facts.files
     passed = {entry.source, *(mixed.file for mixed in facts.mixed)}
@@ -417,18 +403,20 @@ HANDLER_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod with Kata: the handler",
         rules=(
-            rule(_disabled, "kata-cri-disabled"),
-            rule(_lacking, "kata-handler-missing"),
-            rule(_unread, "kata-runtime-drop-in-unread"),
-            rule(_unreadable, "kata-runtime-unreadable"),
-            rule(_no_kata, "kata-handler-not-kata"),
-            rule(_no_shim, "kata-shim-missing"),
+            reading(_HANDLERS, _disabled, "kata-cri-disabled"),
+            reading(_HANDLERS, _lacking, "kata-handler-missing"),
+            reading(_HANDLERS, _unread, "kata-runtime-drop-in-unread"),
+            reading(_HANDLERS, _unreadable, "kata-runtime-unreadable"),
+            reading(_ENTRY, _no_kata, "kata-handler-not-kata"),
+            reading(_ENTRY, _no_shim, "kata-shim-missing"),
             rule(_conf_file, "kata-conf-file"),
             reading(SETTINGS, _sizing, "kata-crio-sizes"),
             rule(_privileged, "kata-privileged"),
-            rule(_untold, "kata-annotations-not-passed"),
-            rule(_mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"),
-            rule(_merged_badly, "kata-runtime-drop-in-replaced"),
+            reading(_ENTRY, _untold, "kata-annotations-not-passed"),
+            reading(
+                _HANDLERS, _mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"
+            ),
+            reading(_HANDLERS, _merged_badly, "kata-runtime-drop-in-replaced"),
         ),
     )
 )

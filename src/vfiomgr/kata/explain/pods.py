@@ -21,9 +21,7 @@ from vfiomgr.kata.explain.context import (
     Difference,
     KataTrace,
     PodContext,
-    with_annotations,
 )
-from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
 from vfiomgr.kata.explain.mediated import devices_named
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
@@ -35,17 +33,15 @@ from vfiomgr.kata.model import (
     KataRuntime,
     KataVersion,
     RuntimeName,
-    handler_configuration,
 )
 from vfiomgr.units import Version
 from vfiomgr.users.node_agent import find_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
-    from vfiomgr.kata.explain.context import DeviceChain, ShimState, TraceStep
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.kata.explain.context import DeviceChain
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
@@ -107,7 +103,7 @@ def explain_pod(
     fields = fields_of(ExplainOptions, options)
     version, handler, resource = (fields.get(k) for k in ("version", "handler", "resource"))
     subject = os.fspath(pod)
-    told = None if version is None else Version.parse(version)
+    version_told = None if version is None else Version.parse(version)
     if handler is not None:
         require_label("--handler", handler)
     if resource is not None:
@@ -116,31 +112,17 @@ def explain_pod(
     if host.snapshot is None:
         seen = replace(seen, users=replace(seen.users, agent=find_status(host.tree)))
     chosen = (fields.get(key) for key in ("runtime", "config", "cri"))
-    scene = _Scene(host, seen, told, *chosen)
-    if _is_file(subject):
+    scene = _Scene(host, seen, version_told, *chosen)
+    is_file = subject == STANDARD_INPUT or os.path.exists(subject)
+    if is_file or subject.endswith((".yaml", ".yml", ".json")):
         objects = read_objects(text_of(subject, "the pod"), source_of(subject))
-        found = tuple(scene.explain(spec, objects, handler) for spec in objects.pods)
+        contexts = [scene.context(spec, objects, handler) for spec in objects.pods]
     else:
-        found = (scene.explain_device(subject, resource, handler or DEFAULT_HANDLER),)
-    for text in dict.fromkeys(filter(None, scene.beyond_known)):
-        host.on_note(f"{text}: checked as that release")
-    return found
-
-
-def _is_file(subject: str) -> bool:
-    """Whether the argument is a file, or looks like a file name."""
-    if subject == STANDARD_INPUT or os.path.exists(subject):
-        return True
-    return subject.endswith((".yaml", ".yml", ".json"))
-
-
-_NOTHING = Objects((), (), ())
-
-
-def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
-    """A pod that requests one device of a kind."""
-    container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
-    return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
+        contexts = [scene.context_of_device(subject, resource, handler or DEFAULT_HANDLER)]
+    for text in dict.fromkeys(context.release.beyond_known for context in contexts):
+        if text is not None:
+            host.on_note(f"{text}: checked as that release")
+    return tuple(map(trace, contexts))
 
 
 class _Scene:
@@ -156,73 +138,75 @@ class _Scene:
         cri: CriName | None,
     ) -> None:
         self._source, self._host = source, host
-        self._version, self._runtime, self._config = version, runtime, config
-        self._is_live = source.snapshot is None
-        self._cri: CriName = cri or "containerd"
-        self._handlers: HandlerFacts | None = None
+        self._runtime, self._config = runtime, config
+        self._tree = source.tree if source.snapshot is None else None
+        self._handlers = gather.read_handlers(self._tree, cri) if self._tree else None
+        self._cri: CriName = self._handlers.cri if self._handlers else cri or "containerd"
         self._installed = installation_of(source)
-        self.beyond_known: list[str | None] = []
-        if self._is_live:
-            self._handlers = gather.read_handlers(source.tree, cri)
-            self._cri = self._handlers.cri
+        self._version, self._version_source = NEWEST, "assumed: the newest known release"
+        if version is not None:
+            self._version, self._version_source = version, "--kata-version"
+        elif self._installed.version is not None:
+            self._version = self._installed.version
+            self._version_source = self._installed.version_source
 
-    def explain(
+    def context(
         self,
         spec: PodSpec,
         objects: Objects,
         handler: str | None,
         *,
-        only: Iterable[PciDevice] = (),
+        only: frozenset[PciAddress] = frozenset(),
         only_name: str | None = None,
-    ) -> KataTrace:
-        """The chain of one pod."""
+    ) -> PodContext:
+        """One pod with all facts."""
         classes = (c for c in objects.runtime_classes if c.name == spec.runtime_class)
         runtime_class = next(classes, None)
         name = handler or (runtime_class.handler if runtime_class else spec.runtime_class)
-        entry = None
-        if self._handlers is not None and name is not None:
-            entry = self._handlers.handler(name)
+        handlers, tree = self._handlers, self._tree
+        entry = handlers.handler(name) if handlers is not None and name is not None else None
+        is_lacking = entry is None and handlers is not None and handlers.is_known
+        program = (entry.runtime_path or entry.shim) if entry is not None else ""
         conf_file = None
-        if self._is_live and name is not None and not self._lacks(entry):
-            program = (entry.runtime_path or entry.shim) if entry else f"containerd-shim-{name}-v2"
-            conf_file = kata_conf_file(self._source.tree, self._cri, program)
-        version, source = self._version_told()
-        shim_runtime = self._runtime_of_shim(entry)
-        runtime = self._runtime or shim_runtime
-        likely = runtime or self._installed.default_runtime(version)
-        configuration = self._configuration(entry, conf_file, name, likely)
-        settings, tree = configuration.settings, self._source.tree if self._is_live else None
-        if runtime is None and settings is not None:
-            runtime = settings.stated_runtime
-        release = KataRelease(version, runtime or likely)
-        self.beyond_known.append(release.beyond_known)
-        return trace(
-            PodContext(
-                host=self._host,
-                pod=spec,
-                runtime_class=runtime_class,
-                handler_name=name,
-                release=release,
-                release_source=source,
-                cri=self._cri,
-                handlers=self._handlers,
-                configuration=configuration,
-                conf_file=conf_file,
-                shim=self._shim(entry),
-                shim_runtime=shim_runtime,
-                shims=tuple(shim.path for shim in self._installed.shims),
-                kubelet=gather.read_kubelet(tree) if tree else None,
-                absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
-                guest_image=gather.image_of(tree, settings) if tree and settings else None,
-                has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
-                is_machine=tree is not None and tree.is_machine,
-                only=frozenset(device.address for device in only),
-                only_name=only_name,
-            )
+        if tree is not None and name is not None and not is_lacking:
+            shim = program if entry is not None else f"containerd-shim-{name}-v2"
+            conf_file = gather.kata_conf_file(tree, self._cri, shim)
+        shim_runtime = gather.runtime_of(tree, program) if tree is not None else None
+        likely = self._runtime or shim_runtime or self._installed.default_runtime(self._version)
+        configuration = ConfigurationFacts((), problem="a snapshot does not contain it")
+        if self._config is not None:
+            configuration = gather.named_configuration(self._source, self._config)
+        elif tree is not None and is_lacking and name is not None:
+            configuration = gather.own_configuration(tree, name)
+        elif tree is not None:
+            configuration = gather.handler_configuration_of(tree, entry, conf_file, name, likely)
+        settings = configuration.settings
+        stated = settings.stated_runtime if settings is not None else None
+        return PodContext(
+            host=self._host,
+            pod=spec,
+            runtime_class=runtime_class,
+            handler_name=name,
+            release=KataRelease(self._version, self._runtime or shim_runtime or stated or likely),
+            release_source=self._version_source,
+            cri=self._cri,
+            handlers=handlers,
+            configuration=configuration,
+            conf_file=conf_file,
+            shim=gather.state_of_shim(tree, program) if tree is not None else "not looked for",
+            shim_runtime=shim_runtime,
+            shims=tuple(shim.path for shim in self._installed.shims),
+            kubelet=gather.read_kubelet(tree) if tree else None,
+            absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
+            guest_image=gather.image_of(tree, settings) if tree and settings else None,
+            has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
+            is_machine=tree is not None and tree.is_machine,
+            only=only,
+            only_name=only_name,
         )
 
-    def explain_device(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The chain of a pod that only requests a device.
+    def context_of_device(self, text: str, resource: str | None, handler: str) -> PodContext:
+        """A pod that only requests a device: an address, or a CDI name KIND=NAME.
 
         Raises:
             Refusal: it is a bridge or a mediated device.
@@ -230,88 +214,50 @@ class _Scene:
 
         """
         if "=" in text:
-            return self._explain_name(text, resource, handler)
+            kind, _, name = text.partition("=")
+            known = map(read_file, self._host.cdi_files)
+            if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
+                message = f"no such device in the CDI specifications of this host: {text}"
+                raise UsageError(message, "vfiomgr cdi list shows the devices")
+            if resource not in (None, kind):
+                why = f"the resource is already given as the kind {kind}"
+                forbid_together("--resource", text, why)
+            pod = _pod_for(text, kind, handler)
+            return self.context(pod, _NOTHING, handler, only_name=name)
         (device,) = devices_named(self._host, (text,))
         kind = resource or self._kind_of(device)
         kind = kind or default_names(self._host, [device])[device.address]
-        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
+        pod = _pod_for(text, kind, handler)
+        return self.context(pod, _NOTHING, handler, only=frozenset({device.address}))
 
-    def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The same for a device by its CDI name, KIND=NAME."""
-        kind, _, name = text.partition("=")
-        known = [read_file(file) for file in self._host.cdi_files]
-        if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
-            message = f"no such device in the CDI specifications of this host: {text}"
-            raise UsageError(message, "vfiomgr cdi list shows the devices")
-        if resource not in (None, kind):
-            forbid_together("--resource", text, f"the resource is already given as the kind {kind}")
-        return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only_name=name)
-
-    def _kind_of(self, device: PciDevice) -> str | None:
-        """The kind of the first specification with the device's node."""
+    def _kind_of(self, device: PciDevice) -> str:
+        """The kind of the first specification with the device's node; empty without any."""
         nodes = self._host.guest_nodes(device)
-        for file in self._host.cdi_files:
-            specification = read_file(file)
+        for specification in map(read_file, self._host.cdi_files):
             for own in specification.devices:
                 if any(node.on_host in nodes for node in own.edits.device_nodes):
                     return specification.kind
-        return None
+        return ""
 
-    def _lacks(self, entry: HandlerEntry | None) -> bool:
-        """Whether the container runtime is known to lack such a handler."""
-        return entry is None and self._handlers is not None and self._handlers.is_known
 
-    def _shim(self, entry: HandlerEntry | None) -> ShimState:
-        program = (entry.runtime_path or entry.shim) if entry is not None else ""
-        if not program or not self._is_live:
-            return "not looked for"
-        if has_program(self._source.tree, program):
-            return "there"
-        return "missing" if program.startswith("/") else "not found"
+_NOTHING = Objects((), (), ())
 
-    def _version_told(self) -> tuple[Version, str]:
-        """The version, and its source."""
-        version = self._version or self._installed.version or NEWEST
-        source = "assumed: the newest known release"
-        if self._version is not None:
-            source = "--kata-version"
-        elif self._installed.version is not None:
-            source = self._installed.version_source
-        return version, source
 
-    def _runtime_of_shim(self, entry: HandlerEntry | None) -> RuntimeName | None:
-        """The runtime of the handler's shim, by its path and the target of its links."""
-        program = (entry.runtime_path or entry.shim) if entry is not None else ""
-        if not self._is_live:
-            return None
-        return runtime_of(self._source.tree, program)
-
-    def _configuration(
-        self,
-        entry: HandlerEntry | None,
-        conf_file: tuple[str, str] | None,
-        handler: str | None,
-        runtime: RuntimeName,
-    ) -> ConfigurationFacts:
-        if self._config is not None:
-            return gather.named_configuration(self._source, self._config)
-        if not self._is_live:
-            return ConfigurationFacts((), problem="a snapshot does not contain it")
-        if handler is None or (entry is not None and not entry.is_kata):
-            return ConfigurationFacts((), problem="no Kata handler")
-        if self._lacks(entry):
-            own = gather.read_settings_of(self._source.tree, [handler_configuration(handler)])
-            problem = f"handler {handler} not found, which would name it"
-            return own if own.file is not None else ConfigurationFacts((), problem=problem)
-        paths = gather.configuration_paths(entry, conf_file, handler, runtime)
-        return gather.read_settings_of(self._source.tree, paths)
+def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
+    """A pod that requests one device of a kind."""
+    container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
+    return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
 
 
 def trace(context: PodContext) -> KataTrace:
     """Every link, also after a broken one: all problems are reported at once."""
     spec = context.pod
-    effective = with_annotations(context)
-    chains = functions.chains(effective)
+    effective = configuration.with_annotations(context)
+    effective = replace(effective, candidates=devices.candidates(effective))
+    chains = tuple(functions.chain_of(effective, each) for each in effective.candidates)
+    later = (resources.request(effective), devices.cdi(effective), *functions.steps(effective))
+    if context.has_no_handler:
+        later = tuple(replace(s, state="unknown") if s.state == "ok" else s for s in later)
     return KataTrace(
         pod=spec.name,
         kind=spec.kind,
@@ -325,18 +271,11 @@ def trace(context: PodContext) -> KataTrace:
             pod_to_shim.runtime_class(effective),
             pod_to_shim.handler(effective),
             configuration.configuration(context),
-            *_later(effective),
+            *later,
         ),
         devices=chains,
         differences=tuple(_differences(effective, chains)),
     )
-
-
-def _later(context: PodContext) -> Iterator[TraceStep]:
-    """The steps after the configuration; unknown for a pod without a Kata handler."""
-    for step in (resources.request(context), devices.cdi(context), *functions.steps(context)):
-        is_open = context.has_no_handler and step.state == "ok"
-        yield replace(step, state="unknown") if is_open else step
 
 
 def _differences(context: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
@@ -345,7 +284,7 @@ def _differences(context: PodContext, chains: Sequence[DeviceChain]) -> Iterator
 
     def node(chain: DeviceChain) -> str:
         found = {host.device(function.address).numa_node for function in chain.functions}
-        return ", ".join(str(number) for number in sorted(n for n in found if n is not None)) or "-"
+        return ", ".join(map(str, sorted(n for n in found if n is not None))) or "-"
 
     aspects: tuple[tuple[str, Callable[[DeviceChain], str]], ...] = (
         ("is complete", lambda chain: "yes" if chain.is_complete else "no"),
@@ -357,9 +296,8 @@ def _differences(context: PodContext, chains: Sequence[DeviceChain]) -> Iterator
     for resource in dict.fromkeys(chain.resource for chain in chains):
         same = [chain for chain in chains if chain.resource == resource]
         for name, tell in aspects:
-            by_value: dict[str, list[str]] = {}
+            by_value: dict[str, tuple[str, ...]] = {}
             for chain in same:
-                by_value.setdefault(tell(chain), []).append(chain.id)
+                by_value[tell(chain)] = (*by_value.get(tell(chain), ()), chain.id)
             if len(by_value) > 1:
-                ids = tuple((value, tuple(names)) for value, names in by_value.items())
-                yield Difference(resource, name, ids)
+                yield Difference(resource, name, tuple(by_value.items()))

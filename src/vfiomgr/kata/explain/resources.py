@@ -1,18 +1,21 @@
-"""How Kata learns which devices a pod has: from the kubelet, annotations or the container."""
+"""How Kata learns which devices a pod has: from the kubelet, annotations or the container.
+
+Whether the kubelet could give a pod its devices now is known from the running agent of the node;
+without it, and for resources of other device plugins, nothing is known.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.grammar import is_qualified
 from vfiomgr.diagnostic import Remedy
-from vfiomgr.kata.explain.context import SETTINGS, chain_break, judged
+from vfiomgr.kata.explain.context import SETTINGS, SOCKET, chain_break, judged
 from vfiomgr.kata.facts import NO_PORT
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version, counted
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,42 +49,34 @@ Pods of an indexed Job also have their index.
 """
 
 
-def numbers(context: PodContext) -> str:
-    """`vfiomgr.io/A40: 3 devices, 1 available`, of each resource that the agent offers."""
-    found = (
-        (resource, _devices(context, resource))
-        for resource in _resources(context)
-        if resource is not None
-    )
-    return ", ".join(
-        f"{resource.name}: {counted(len(devices), 'device')}, "
-        f"{len(_available(context, devices))} available"
-        for resource, devices in found
-    )
+def _offer(context: PodContext) -> str:
+    """How many devices the node's agent has; nothing is known of other device plugins."""
+    agent = context.host.users.running_agent
+    known = {} if agent is None else {resource.name: resource for resource in agent.resources}
+    texts = []
+    for name, _ in context.pod.resources:
+        if name in known:
+            devices = _devices(context, known[name])
+            available = len(_available(context, devices))
+            texts.append(f"{name}: {counted(len(devices), 'device')}, {available} available")
+    if texts:
+        return f"the node agent offers {', '.join(texts)}"
+    return "not checked: whether a device plugin offers the resource (kubectl describe node)"
 
 
-def agent_breaks(context: PodContext) -> Iterator[Diagnostic]:
+def _pending(context: PodContext) -> Iterator[Diagnostic]:
     """Why the pod would stay Pending on this node."""
     agent = context.host.users.running_agent
     if agent is None:
         return
+    known = {resource.name: resource for resource in agent.resources}
+    domains = {_OWN, *(name.partition("/")[0] for name in known)}
     for name, count in context.pod.resources:
-        resource = _named(agent, name)
-        if resource is not None:
-            yield from _not_registered(resource)
-            yield from _too_few(context, resource, count)
-        elif name.partition("/")[0] in {_OWN, *(r.name.partition("/")[0] for r in agent.resources)}:
+        if name in known:
+            yield from _not_registered(known[name])
+            yield from _too_few(context, known[name], count)
+        elif name.partition("/")[0] in domains:
             yield _not_offered(agent, name)
-
-
-def _resources(context: PodContext) -> Iterator[ResourceStatus | None]:
-    agent = context.host.users.running_agent
-    for name, _ in context.pod.resources if agent is not None else ():
-        yield None if agent is None else _named(agent, name)
-
-
-def _named(agent: NodeStatus, name: str) -> ResourceStatus | None:
-    return next((resource for resource in agent.resources if resource.name == name), None)
 
 
 def _not_offered(agent: NodeStatus, name: str) -> Diagnostic:
@@ -153,9 +148,8 @@ def _taken(
     pods = tuple(dict.fromkeys(device.pod.rpartition("/")[0] for device in taken))
     names, is_one = ", ".join(pods), len(pods) == 1
     left = f"{len(available) or 'none'} {'are' if len(available) > 1 else 'is'} available"
-    others = (
-        f"{len(taken)} belong{'s' if len(taken) == 1 else ''} to pod{'' if is_one else 's'} {names}"
-    )
+    belong = "belongs" if len(taken) == 1 else "belong"
+    others = f"{len(taken)} {belong} to {'pod' if is_one else 'pods'} {names}"
     end = f"pod {names} ends, delete it" if is_one else "one of these pods ends, delete one"
     return chain_break(
         "pod-devices-taken",
@@ -203,71 +197,31 @@ def _is_same_pod(context: PodContext, pod: str) -> bool:
     return namespace == spec.namespace and is_named_so
 
 
-_SOCKET = "pod_resource_api_sock"
+_NO_REQUEST = "the pod requests no device, neither by a resource nor by a CDI annotation"
 _GATE_OPEN = Version(1, 34)
-_NOTHING = "the pod requests no device, neither by a resource nor by a CDI annotation"
-Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
-"""PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
-
-
-class Request(Value):
-    """Devices of one kind that a pod requests, with their names."""
-
-    kind: str
-    count: int
-    names: tuple[str, ...] = ()
-    """The names from annotations; the kubelet chooses the others."""
-
-
-def channel(context: PodContext) -> Channel:
-    """Where Kata looks for devices."""
-    settings = context.settings
-    if settings is None:
-        return "annotations" if context.pod.cdi_names else "unknown"
-    is_annotated_alone = bool(context.pod.cdi_names) and not context.pod.resources
-    if settings.cold_plug != NO_PORT and _asks_kubelet(context) and not is_annotated_alone:
-        return "kubelet"
-    if settings.cold_plug != NO_PORT and context.pod.cdi_names:
-        return "annotations"
-    return "container" if context.is_hot else "none"
-
-
-def _asks_kubelet(context: PodContext) -> bool:
-    settings = context.settings
-    has_socket = settings is not None and bool(settings.pod_resource_api_sock)
-    return has_socket and context.release.knows("runtime", _SOCKET)
-
-
-def requests(context: PodContext) -> tuple[Request, ...]:
-    """The requested devices by kind, in the order of the pod."""
-    found = {name: Request(name, count) for name, count in context.pod.resources}
-    if channel(context) != "kubelet":
-        for text in filter(is_qualified, context.pod.cdi_names):
-            kind, _, name = text.partition("=")
-            before = found.get(kind)
-            names = (*(before.names if before else ()), name)
-            found[kind] = Request(kind, max(len(names), before.count if before else 0), names)
-    return tuple(found.values())
 
 
 def request(context: PodContext) -> TraceStep:
     """The step from a resource to a CDI name."""
-    how = channel(context)
-    pod = context.pod
-    what = _told(context) if pod.resources or pod.cdi_names else _NOTHING
-    state: StepState = "unknown" if how in ("unknown", "none") else "ok"
-    return judged("request", what, _looked_at(context), RULES.find(context), state)
+    settings = context.settings
+    what, looked = _NO_REQUEST, tuple[str, ...]()
+    if context.pod.resources or context.pod.cdi_names:
+        what = _describe_request(context)
+    if settings is not None:
+        looked = (f"{settings.path}: {SOCKET} = {settings.pod_resource_api_sock!r}",)
+    state: StepState = "unknown" if context.channel in ("unknown", "none") else "ok"
+    return judged("request", what, looked, RULES.find(context), state)
 
 
-def _told(context: PodContext) -> str:
-    asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(context))
+def _describe_request(context: PodContext) -> str:
+    asked = ", ".join(f"{item.kind} ({item.count})" for item in context.requests)
     asked = asked or "the annotated devices"
-    match channel(context):
+    match context.channel:
         case "kubelet":
             return (
                 f"Kata asks the kubelet which devices of {asked} the pod has (PodResources; "
                 "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); "
-                f"{_supply(context)}"
+                f"{_offer(context)}"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(context.pod.cdi_names)}"
@@ -287,21 +241,6 @@ def _told(context: PodContext) -> str:
     return f"Kata cannot find out which devices of {asked} the pod has"
 
 
-def _supply(context: PodContext) -> str:
-    """How many devices the node's agent has; nothing is known of other device plugins."""
-    known = numbers(context)
-    if known:
-        return f"the node agent offers {known}"
-    return "not checked: whether a device plugin offers the resource (kubectl describe node)"
-
-
-def _looked_at(context: PodContext) -> tuple[str, ...]:
-    settings = context.settings
-    if settings is None:
-        return ()
-    return (f"{settings.path}: {_SOCKET} = {settings.pod_resource_api_sock!r}",)
-
-
 def _claims(context: PodContext) -> Iterator[Diagnostic]:
     """Number 2."""
     spec = context.pod
@@ -318,19 +257,19 @@ def _claims(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _nobody_tells(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    if settings.cold_plug == "no-port":
+def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    if settings.cold_plug == NO_PORT:
         return
-    wants = f'set {_SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
-    if settings.pod_resource_api_sock and not context.release.knows("runtime", _SOCKET):
-        first = context.release.first("runtime", _SOCKET)
-        what = f"{context.release} does not support {_SOCKET} (added in {first})"
+    wants = f'set {SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
+    if settings.pod_resource_api_sock and not context.release.knows("runtime", SOCKET):
+        first = context.release.first("runtime", SOCKET)
+        what = f"{context.release} does not support {SOCKET} (added in {first})"
         is_certain = not context.pod.cdi_names
         remedy = "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or use a later Kata"
-        yield chain_break("kata-no-pod-resources", _SOCKET, what, remedy, is_certain=is_certain)
-    elif channel(context) == "annotations" and _asks_kubelet(context):
+        yield chain_break("kata-no-pod-resources", SOCKET, what, remedy, is_certain=is_certain)
+    elif context.channel == "annotations" and context.asks_kubelet:
         yield _overruled(context, settings.pod_resource_api_sock)
-    elif channel(context) == "annotations" and context.is_rs:
+    elif context.channel == "annotations" and context.is_rs:
         yield chain_break(
             "kata-annotations-unread",
             context.pod.name,
@@ -339,26 +278,24 @@ def _nobody_tells(context: PodContext, settings: KataSettings) -> Iterator[Diagn
             wants,
             is_certain=False,
         )
-    elif channel(context) == "none" and context.pod.resources:
+    elif context.channel == "none" and context.pod.resources:
         yield chain_break(
             "kata-devices-unnamed",
-            _SOCKET,
-            f"{_SOCKET} is not set, and no annotation names a device: the guest starts without "
+            SOCKET,
+            f"{SOCKET} is not set, and no annotation names a device: the guest starts without "
             "devices",
             wants,
         )
 
 
 def _no_socket(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    if channel(context) != "kubelet":
-        return
-    if context.has_kubelet_socket is False:
+    if context.channel == "kubelet" and context.has_kubelet_socket is False:
         yield chain_break(
             "kata-kubelet-socket",
             settings.pod_resource_api_sock,
             "the kubelet socket of Kata's configuration does not exist: "
             f"{settings.pod_resource_api_sock}",
-            f"start the kubelet; if its directory is different, set {_SOCKET} in "
+            f"start the kubelet; if its directory is different, set {SOCKET} in "
             f"{settings.path}: vfiomgr kata config",
             is_certain=context.is_machine,
         )
@@ -367,7 +304,7 @@ def _no_socket(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
 def _closed_gate(context: PodContext) -> Iterator[Diagnostic]:
     """Whether the kubelet answers Get of PodResources (on by default since Kubernetes 1.34)."""
     kubelet = context.kubelet
-    if kubelet is None or kubelet.problem or channel(context) != "kubelet":
+    if kubelet is None or kubelet.problem or context.channel != "kubelet":
         return
     gate, version = kubelet.pod_resources_get, kubelet.version
     if gate or (gate is None and version is not None and version >= _GATE_OPEN):
@@ -393,8 +330,8 @@ def _overruled(context: PodContext, socket: str) -> Diagnostic:
     otherwise = "" if context.is_rs else "; without a socket, annotations are used"
     return chain_break(
         "kata-annotations-overruled",
-        _SOCKET,
-        f"{_SOCKET} is {socket}: if a kubelet answers there, Kata uses only its devices, and a "
+        SOCKET,
+        f"{SOCKET} is {socket}: if a kubelet answers there, Kata uses only its devices, and a "
         f"pod that requests no resource has none{otherwise}",
         f"request the resource in resources.limits{f' ({limits})' if limits else ''}, or use a "
         "handler without a socket in its configuration: vfiomgr kata config --no-pod-resources",
@@ -404,12 +341,10 @@ def _overruled(context: PodContext, socket: str) -> Diagnostic:
 
 def _unresolvable(context: PodContext) -> Iterator[Diagnostic]:
     """Number 3: one resource without a specification makes the pod fail."""
-    if channel(context) != "kubelet":
+    foreign = [item for item in context.requests if item.kind not in context.kinds]
+    if context.channel != "kubelet" or len(foreign) == len(context.requests):
         return
-    known = [item for item in requests(context) if item.kind in context.kinds]
-    for item in requests(context):
-        if item.kind in context.kinds or not known:
-            continue
+    for item in foreign:
         yield chain_break(
             "kata-foreign-resource",
             item.kind,
@@ -421,7 +356,7 @@ def _unresolvable(context: PodContext) -> Iterator[Diagnostic]:
 
 
 def _twice(context: PodContext) -> Iterator[Diagnostic]:
-    if channel(context) == "kubelet" and context.pod.cdi_names:
+    if context.channel == "kubelet" and context.pod.cdi_names:
         yield chain_break(
             "kata-named-twice",
             context.pod.name,
@@ -438,7 +373,7 @@ RULES: RuleSet[PodContext] = register(
         "a pod with Kata: its requests",
         rules=(
             rule(
-                agent_breaks,
+                _pending,
                 "pod-resource-not-listed",
                 "pod-resource-not-offered",
                 "pod-too-few-devices",
@@ -450,7 +385,7 @@ RULES: RuleSet[PodContext] = register(
             rule(_closed_gate, "kata-kubelet-gate"),
             reading(
                 SETTINGS,
-                _nobody_tells,
+                _unnamed,
                 "kata-no-pod-resources",
                 "kata-annotations-overruled",
                 "kata-annotations-unread",
