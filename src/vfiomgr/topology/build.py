@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import NodeKind
-    from vfiomgr.users.model import HostUse
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -82,20 +81,17 @@ def of_link(device: PciDevice, link: PciLink | None, port: PciLink | None) -> It
     if link is None or link.width is None:
         return
     ends = "the device supports" if port is None else "both ends support"
-    width = _least(link.max_width, port.max_width if port else None)
-    speed = _least(link.max_speed, port.max_speed if port else None)
+    ends_of_link = (link,) if port is None else (link, port)
+    width = min((e.max_width for e in ends_of_link if e.max_width is not None), default=None)
+    speed = min((e.max_speed for e in ends_of_link if e.max_speed is not None), default=None)
     if width is not None and link.width < width:
-        yield Problem("link-width", "warning", f"link width x{link.width}, {ends} x{width:g}")
+        yield Problem("link-width", "warning", f"link width x{link.width}, {ends} x{width}")
     if speed is not None and link.speed is not None and link.speed < speed:
         text = f"link speed {link.speed:g} GT/s, {ends} {speed:g} GT/s"
         if device.is_graphics_or_accelerator:
             yield Problem("link-speed", "info", "link speed below maximum (normal when idle)")
         else:
             yield Problem("link-speed", "warning", text)
-
-
-def _least(*numbers: float | None) -> float | None:
-    return min((number for number in numbers if number is not None), default=None)
 
 
 _ROOT_COMPLEX = expression(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})")
@@ -163,19 +159,9 @@ class _Builder:
             self._vgpus[vgpu.parent].append(vgpu)
         for use in host.users.host_uses or ():
             if use.kind != "persistence-mode":
-                self._uses[use.address].append(_use_text(use))
-
-    def _parent(self, device: PciDevice, trail: tuple[str, ...]) -> str:
-        """The function or root complex that a function is below; a VF is below its PF."""
-        physical = self._host.device_named(str(device.physical_function))
-        if physical is not None and physical.physical_function is None:
-            return str(physical.address)
-        # Those above have fewer above themselves, so that no snapshot leads round in a circle.
-        higher = (name for name in reversed(trail) if self._depth(name) < len(trail))
-        return next(higher, trail[0])
-
-    def _depth(self, name: str) -> int:
-        return self._complexes[name] if name in self._complexes else self._depths[name]
+                is_route = use.kind == "default-route"
+                text = f"default route ({use.what})" if is_route else use.what
+                self._uses[use.address].append(text)
 
     def _known_above(self, trail: tuple[str, ...]) -> dict[str, str]:
         """Of root complexes behind a function, as those of VMD are, the function."""
@@ -186,6 +172,15 @@ class _Builder:
             and above in self._depths
             and self._depths[above] < self._complexes[name]
         }
+
+    def _parent(self, device: PciDevice, trail: tuple[str, ...]) -> str:
+        """The function or root complex that a function is below; a VF is below its PF."""
+        physical = self._host.device_named(str(device.physical_function))
+        if physical is not None and physical.physical_function is None:
+            return str(physical.address)
+        # Those above have fewer above themselves, so that no snapshot leads round in a circle.
+        depths = self._depths | self._complexes
+        return next((name for name in reversed(trail) if depths[name] < len(trail)), trail[0])
 
     def root(self) -> TopologyNode:
         """The host."""
@@ -329,23 +324,17 @@ class _Builder:
         )
 
 
-def _use_text(use: HostUse) -> str:
-    return f"default route ({use.what})" if use.kind == "default-route" else use.what
-
-
 def _trail(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
     """What is above a function, from its root complex on: root complexes and known functions."""
-    bridges = device.bridge_path.split("/")
-    names = [name for name in bridges if _ROOT_COMPLEX.fullmatch(name) or _is_above(host, name)]
-    names = [name for name in names if name != str(device.address)]
+    names = []
+    for name in device.bridge_path.split("/"):
+        known = host.device_named(name)
+        is_above = known is not None and known.physical_function is None
+        if (is_above and name != str(device.address)) or _ROOT_COMPLEX.fullmatch(name):
+            names.append(name)
     if not names or is_address(names[0]):
         names.insert(0, f"pci{device.address.domain:04x}:{device.address.bus:02x}")
     return tuple(names if len(names) <= _DEEPEST else names[:1])
-
-
-def _is_above(host: HostSnapshot, name: str) -> bool:
-    known = host.device_named(name)
-    return known is not None and known.physical_function is None
 
 
 def _numa_nodes(node: TopologyNode) -> Iterator[int]:

@@ -235,7 +235,8 @@ def _item(node: TopologyNode, first_functions: frozenset[tuple[int, int, int]]) 
     name = "" if node.kind in _UNNAMED else node.short_name or node.name or ""
     group = [] if node.iommu_group is None else [f"group {node.iommu_group}"]
     driver = [] if node.driver in (None, "pcieport") else [f"driver {node.driver}"]
-    link = "" if shares_link else link_text(_upward(node))
+    # the link of a port is drawn with what is below the port
+    link = "" if shares_link or node.kind in LEADING_DOWN else link_text(node.link)
     facts = (*driver, *group, *filter(None, [link]), *node.notes)
     return Item(
         key=node.id,
@@ -249,11 +250,6 @@ def _item(node: TopologyNode, first_functions: frozenset[tuple[int, int, int]]) 
         details=tuple((label, printable(text)) for label, text in _details(node) if text),
         children=tuple(_children(node)),
     )
-
-
-def _upward(node: TopologyNode) -> PciLink | None:
-    """The link above a node; that of a port is drawn with what is below the port."""
-    return None if node.kind in LEADING_DOWN else node.link
 
 
 def _title(node: TopologyNode) -> str:

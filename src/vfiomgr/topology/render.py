@@ -41,12 +41,8 @@ def render(name: str, **values: object) -> str:
 
 def asset(name: str) -> str:
     """A file that stands in a document as it is."""
-    with open(f"{_directory()}/{name}", encoding="utf-8") as file:
+    with open(f"{resource_directory('templates')}/topology/{name}", encoding="utf-8") as file:
         return file.read()
-
-
-def _directory() -> str:
-    return f"{resource_directory('templates')}/topology"
 
 
 @cache
@@ -54,7 +50,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - slow
 
     return Environment(
-        loader=FileSystemLoader(_directory()),
+        loader=FileSystemLoader(f"{resource_directory('templates')}/topology"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
@@ -104,13 +100,13 @@ def _lines(row: Row, glyphs: Glyphs, width: int | None, *, has_colours: bool) ->
     later = above + (glyphs.down if goes_on else glyphs.blank) if row.depth else ""
     later += glyphs.down if row.is_open else glyphs.blank
     room = None if width is None else max(width - len(later), _LEAST_WIDTH)
-    line, *more = _wrapped_to(_sentence(item), room)
+    line, *more = _wrapped(_sentence(item), room)
     if has_colours and line.startswith(item.title):
         line = click.style(item.title, bold=True) + line.removeprefix(item.title)
     lines = [first + line, *(later + text for text in more)]
     for problem in item.problems:
         colour = _TERMINAL_COLOURS.get(problem.severity)
-        texts = _wrapped_to(f"! {problem.text}", room) if colour else []
+        texts = _wrapped(f"! {problem.text}", room) if colour else []
         lines += [later + (click.style(text, fg=colour) if has_colours else text) for text in texts]
     return [text.rstrip() for text in lines]
 
@@ -122,7 +118,7 @@ def _sentence(item: Item) -> str:
     return "  ".join(filter(None, (item.title, item.name, about)))
 
 
-def _wrapped_to(text: str, room: int | None) -> list[str]:
+def _wrapped(text: str, room: int | None) -> list[str]:
     return wrap(text, len(text) if room is None else room)
 
 
@@ -261,19 +257,15 @@ def _heading(item: Item) -> str:
 
 def _texts(item: Item) -> Iterator[tuple[str, str]]:
     """The lines of a box, each with the class that styles it."""
-    yield from (("title", text) for text in _wrapped(item.title))
-    yield from (("name", text) for text in _wrapped(item.name))
-    yield from (("fact", text) for text in _wrapped(facts_text(item)))
+    texts = [("title", item.title), ("name", item.name), ("fact", facts_text(item))]
     if item.users:
-        yield from (("fact", text) for text in _wrapped(f"in use: {item.users}"))
+        texts.append(("fact", f"in use: {item.users}"))
     for problem in item.problems:
-        marked = problem.text if problem.severity == "info" else f"! {problem.text}"
-        kind = "fact" if problem.severity == "info" else problem.severity
-        yield from ((kind, text) for text in _wrapped(marked))
-
-
-def _wrapped(text: str) -> list[str]:
-    return wrap(text, _MOST_CHARACTERS)
+        is_remark = problem.severity == "info"
+        marked = ("fact", problem.text) if is_remark else (problem.severity, f"! {problem.text}")
+        texts.append(marked)
+    for kind, text in texts:
+        yield from ((kind, line) for line in wrap(text, _MOST_CHARACTERS))
 
 
 def render_html(topology: Topology, root: Item, *, unfold: bool = False) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
 from vfiomgr.kata.explain.context import SETTINGS, PodContext, TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
@@ -17,6 +16,7 @@ from vfiomgr.units import MIB, Version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.facts import KataSettings
 
