@@ -49,12 +49,6 @@ _OOPS_SOURCE = "https://github.com/CachyOS/linux-cachyos/issues/1023"
 _DEVICES = "/sys/bus/pci/devices"
 
 
-def is_known(device: PciDevice) -> bool:
-    """Whether a function's model has known reset problems."""
-    known = _FAMILY.keys() | _LOST_BY_RESET | _OOPS_AT_UNBIND
-    return _is_amd(device) and device.device_id in known
-
-
 def _is_amd(device: PciDevice) -> bool:
     is_gpu = device.vendor_id == _AMD and device.is_graphics_or_accelerator
     return is_gpu and device.physical_function is None
@@ -70,14 +64,13 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     found = _of(host, frozenset(_FAMILY))
     devices = [d for d in found if _OWN_RESET not in d.reset_method]
     if devices:
-        is_loaded = facts.module(_VENDOR_RESET).is_present
         yield finding(
             "amd-reset",
             "warning",
             "an AMD GPU may not start in a guest a second time",
             (*map(_family, devices), f"{_PAGE} lists these device IDs"),
             "after the kernel's resets these GPUs may not initialize again until a power cycle",
-            _own_reset(devices, is_loaded=is_loaded),
+            _own_reset(devices, is_loaded=facts.module(_VENDOR_RESET).is_present),
         )
 
 
@@ -150,7 +143,9 @@ _FIRST_EVICTING = Version(6, 0)
 def none(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report a host without PCI functions, e.g. in a container or an empty recording."""
     unidentified = host.pci_unidentified
-    if not host.devices and unidentified:
+    if host.devices:
+        return
+    if unidentified:
         count = counted(len(unidentified), "function")
         yield finding(
             "no-devices",
@@ -160,7 +155,7 @@ def none(host: HostSnapshot) -> Iterator[Diagnostic]:
             "vfiomgr cannot determine which of them can be assigned",
             "record these files of each function too, or run vfiomgr on the host itself",
         )
-    elif not host.devices:
+    else:
         yield finding(
             "no-devices",
             "blocker",
@@ -212,7 +207,7 @@ def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "no-reset",
             "warning",
-            _gpus_have(devices, "no reset method"),
+            f"{_counted(devices)} no reset method",
             tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in devices),
             "the next guest may fail to initialize it; VFIO can only reset all functions below the "
             "port together, if all are on VFIO drivers",
@@ -228,7 +223,7 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "weak-reset",
             "info",
-            _gpus_have(devices, "no function-level reset"),
+            f"{_counted(devices)} no function-level reset",
             tuple(
                 f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}" for d in devices
             ),
@@ -238,8 +233,8 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
-def _gpus_have(devices: Sequence[PciDevice], what: str) -> str:
-    return f"{counted(len(devices), 'GPU')} {'has' if len(devices) == 1 else 'have'} {what}"
+def _counted(devices: Sequence[PciDevice]) -> str:
+    return "1 GPU has" if len(devices) == 1 else f"{len(devices)} GPUs have"
 
 
 def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
@@ -250,7 +245,8 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     if not any(d.reset_method for d in host.devices):
         return []
     whole = (d for d in gpus(host) if d.physical_function is None and d.is_responsive)
-    return [d for d in whole if not is_known(d)]
+    known = _FAMILY.keys() | _LOST_BY_RESET | _OOPS_AT_UNBIND
+    return [d for d in whole if not (_is_amd(d) and d.device_id in known)]
 
 
 def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
@@ -263,7 +259,11 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             "d3cold",
             "info",
             "D3cold is allowed for idle GPUs",
-            tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
+            tuple(
+                f"{_DEVICES}/{d.address}/d3cold_allowed: 1"
+                + (f", power_state {d.power_state}" if d.power_state else "")
+                for d in devices
+            ),
             "vfio-pci lets idle functions sleep; if the port cuts their power, a few devices do "
             "not wake up until the host is power-cycled",
             bind_remedy(
@@ -291,10 +291,6 @@ def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
             "for new hosts choose GPUs with SR-IOV, whose virtual functions vfiomgr sriov creates",
             subject=parent.name,
         )
-
-
-def _power(device: PciDevice) -> str:
-    return f", power_state {device.power_state}" if device.power_state else ""
 
 
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -170,8 +170,13 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     places = [f"/sys/module/{_NOUVEAU}"] if module.state == "loaded" else []
     holds = ", ".join(str(d) for d in held) or "no function"
     blacklists = tuple(str(s) for s in facts.settings("blacklist", _NOUVEAU))
-    displays = [d for d in held if _may_be_console(host, d)]
+    is_unknown = not any(d.is_boot_display for d in host.devices)
+    displays = [
+        d for d in held if d.is_boot_display or (is_unknown and d.class_code.startswith(CLASS_VGA))
+    ]
     shown = (f"{d} {_sign(d)}" for d in displays)
+    file = "/etc/modprobe.d/blacklist-nouveau.conf"
+    blacklisting = f"add `blacklist nouveau` to {file}, {rebuild_initramfs(host, file)}, and reboot"
     yield finding(
         "nouveau",
         "warning",
@@ -179,14 +184,8 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists),
         "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
         "guest, and may fail to unload while it drives a display",
-        *(_pinning(host, displays) if displays else (_blacklisting(host),)),
+        *(_pinning(host, displays) if displays else (blacklisting,)),
     )
-
-
-def _may_be_console(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether a function is the console's display, or may be if the display is unknown."""
-    is_unknown = not any(d.is_boot_display for d in host.devices)
-    return device.is_boot_display or (is_unknown and device.class_code.startswith(CLASS_VGA))
 
 
 def _sign(device: PciDevice) -> str:
@@ -213,25 +212,27 @@ def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> Iterator[Reme
         yield Remedy("use a second graphics card for guests or for the console", joint="; ")
 
 
-def _blacklisting(host: HostSnapshot) -> str:
-    file = "/etc/modprobe.d/blacklist-nouveau.conf"
-    return f"add `blacklist nouveau` to {file}, {rebuild_initramfs(host, file)}, and reboot"
-
-
 def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report the host drivers of GPUs, and whether a udev rule can precede them at boot."""
-    for name in sorted({d.driver for d in _native(host) if d.driver and d.driver != _NOUVEAU}):
-        held = [d for d in _native(host) if d.driver == name]
+    native = _native(host)
+    for name in sorted({d.driver for d in native if d.driver and d.driver != _NOUVEAU}):
+        held = [d for d in native if d.driver == name]
         module = facts.module((held[0].driver_module or name).replace("-", "_"))
         is_first = module.state == "built-in"
         shown, more = first_of(held, _SHOWN, "; list them with: vfiomgr list")
         severity: Severity = "warning" if is_first else "info"
+        count, them = f"{len(held)} GPUs or accelerators", "them"
+        if len(held) == 1:
+            count, them = "1 GPU or accelerator", "it"
+        why = f"{name} binds {them} at boot"
+        if is_first:
+            why = f"{name} is built into the kernel and binds {them} at boot before any udev rule"
         yield finding(
             "host-driver",
             severity,
-            f"{_counted(held)} on host driver {name}",
+            f"{count} on host driver {name}",
             (*(f"{d} is on {name}" for d in shown), *more, *_module(module, host)),
-            _race(name, "it" if len(held) == 1 else "them", is_first=is_first),
+            why,
             *_race_remedies(host, held[0], is_first=is_first),
         )
 
@@ -250,12 +251,6 @@ def _native(host: HostSnapshot) -> list[PciDevice]:
     ]
 
 
-def _counted(devices: Sequence[PciDevice]) -> str:
-    if len(devices) == 1:
-        return "1 GPU or accelerator"
-    return f"{len(devices)} GPUs or accelerators"
-
-
 def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
     match module.state:
         case "built-in":
@@ -263,12 +258,6 @@ def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
         case "loaded":
             return (f"/sys/module/{module.name}: loaded as a module",)
     return ()
-
-
-def _race(name: str, them: str, *, is_first: bool) -> str:
-    if is_first:
-        return f"{name} is built into the kernel and binds {them} at boot before any udev rule"
-    return f"{name} binds {them} at boot"
 
 
 def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> Iterator[Remedy]:
@@ -366,15 +355,11 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "vfio-pci-ids-incomplete",
         "warning",
         f"vfio-pci.ids= does not list {', '.join(str(d.address) for d in rest)}",
-        (*sources, *(f"{d} is {_state(d)}" for d in rest)),
+        (*sources, *(f"{d} is on {d.driver or 'no driver'}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
         "only while all of its functions are on VFIO drivers",
         _pin("bind entire slots by address: ", partly),
     )
-
-
-def _state(device: PciDevice) -> str:
-    return f"on {device.driver}" if device.driver else "on no driver"
 
 
 def _pin(before: str, devices: Sequence[PciDevice]) -> Remedy:

@@ -10,17 +10,18 @@ from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from vfiomgr.check.model import Readiness
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 
 def _not_checked(host: HostSnapshot) -> Iterator[str]:
-    if host.devices:
-        yield from _unseen_of_devices(host.devices)
+    if host.devices and all(device.header_type is None for device in host.devices):
+        yield "whether devices answer: no configuration space is readable"
+    if host.devices and not any(device.reset_method for device in host.devices):
+        yield "how GPUs are reset: no function has a reset_method"
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
         yield f"{counted(count, 'PCI function')}, e.g. {first}: {UNIDENTIFIED}"
@@ -28,13 +29,6 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield "the kernel command line: /proc/cmdline not found"
     if host.readiness is not None:
         yield from _unseen(host.readiness)
-
-
-def _unseen_of_devices(devices: Iterable[PciDevice]) -> Iterator[str]:
-    if all(device.header_type is None for device in devices):
-        yield "whether devices answer: no configuration space is readable"
-    if not any(device.reset_method for device in devices):
-        yield "how GPUs are reset: no function has a reset_method"
 
 
 def _unseen(facts: Readiness) -> Iterator[str]:

@@ -73,20 +73,17 @@ def unread(host: HostSnapshot) -> Iterator[str]:
     elif not any(vfio_pci(host, facts)):
         missing = "neither /sys/module nor the lists of /lib/modules found"
         yield f"whether vfio-pci is available: {missing}"
-    if not host.iommu.is_on or not _may_be_x86(host):
+    units = host.iommu.units
+    may_be_x86 = any(u.startswith(_X86_UNITS) for u in units) or (
+        not units and host.kernel.architecture in (None, "x86_64")
+    )
+    if not host.iommu.is_on or not may_be_x86:
         return
     if facts is None:
         yield "whether interrupts are remapped: not in the snapshot"
     elif not any(interrupt_remapping(host, facts)):
         missing = "/proc/interrupts" if facts.interrupt_chips is None else IOMMU_UNITS
         yield f"whether interrupts are remapped: {missing} not found"
-
-
-def _may_be_x86(host: HostSnapshot) -> bool:
-    units = host.iommu.units
-    return any(u.startswith(_X86_UNITS) for u in units) or (
-        not units and host.kernel.architecture in (None, "x86_64")
-    )
 
 
 def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
@@ -243,13 +240,16 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     module = facts.module("vfio_pci")
     why = "passthrough needs vfio-pci or a variant of it"
     if module.is_present or _DRIVER in host.pci_drivers:
-        evidence = (_present(module, host), *_settings_at_boot(facts))
+        settings = map(str, facts.settings("options", "vfio_pci"))
+        evidence = (_present(module, host), *settings)
         yield finding("vfio-pci", "ok", "vfio-pci is available", evidence, why)
     elif lacking := tuple(_lacking_vfio_pci(host, facts)):
         title = "this kernel has no vfio-pci"
         fix = install_modules(host, facts)
         yield finding("vfio-pci", "blocker", title, lacking, why, fix)
-    elif stopped := [s for s in facts.settings("install", "vfio_pci") if _is_stopped(s.arguments)]:
+    elif stopped := [
+        s for s in facts.settings("install", "vfio_pci") if s.arguments.split(" ")[0] in _NO_LOADING
+    ]:
         title = "modprobe is configured not to load vfio-pci"
         fix = "remove that line, or load it once: modprobe --ignore-install vfio-pci"
         yield finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
@@ -271,10 +271,6 @@ def _lacking_vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
         yield from _option(facts, "VFIO_PCI")
 
 
-def _is_stopped(command: str) -> bool:
-    return command.split(" ", 1)[0] in _NO_LOADING
-
-
 def _present(module: KernelModule, host: HostSnapshot) -> str:
     if module.state == "built-in":
         return f"modules.builtin of {host.kernel.release} lists {module.name}"
@@ -291,10 +287,6 @@ def _option(facts: Readiness, option: str) -> tuple[str, ...]:
         return ()
     shown = f"CONFIG_{option} is not set" if value == "n" else f"CONFIG_{option}={value}"
     return (f"{facts.config_source}: {shown}",)
-
-
-def _settings_at_boot(facts: Readiness) -> tuple[str, ...]:
-    return tuple(str(s) for s in facts.settings("options", "vfio_pci"))
 
 
 def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
