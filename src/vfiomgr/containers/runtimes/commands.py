@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.options import LazyGroup
+from vfiomgr.cli.options import LazyGroup, declared, with_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
+from vfiomgr.containers.runtimes.named import PlaceOptions
 from vfiomgr.engine.changes import print_outcome
-from vfiomgr.snapshot.completion import complete_host_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,32 +21,13 @@ if TYPE_CHECKING:
 
 def place_options(default: str) -> Callable[[Any], Any]:
     """The options that select the container runtime; the help of --runtime names the default."""
-    options: tuple[Callable[[Any], Any], ...] = (
-        click.option(
-            "--runtime",
-            "program",
-            type=click.Choice(PROGRAMS),
-            help=f"Use this container runtime.  [default: {default}]",
-        ),
-        click.option(
-            "--runtime-config",
-            metavar="FILE",
-            shell_complete=complete_host_file,
-            help="Use this configuration file of the container runtime.",
-        ),
-        click.option(
-            "--containerd-version",
-            metavar="VERSION",
-            help="Write for this containerd, e.g. 2.1.  [default: installed]",
-        ),
+    program = click.option(
+        "--runtime",
+        "program",
+        type=click.Choice(PROGRAMS),
+        help=f"Use this container runtime.  [default: {default}]",
     )
-
-    def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    return lambda function: with_options(function, program, declared(PlaceOptions))
 
 
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:

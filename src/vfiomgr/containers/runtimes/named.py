@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
+from vfiomgr.cli.keywords import Keywords, Option
 from vfiomgr.containers.runtimes import apply, facts, install, location, text, uninstall
 from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
 from vfiomgr.containers.runtimes.record import RECORD
@@ -43,15 +44,23 @@ _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/sys
 _NAME = expression(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-class PlaceOptions(TypedDict, total=False):
+class PlaceOptions(Keywords, total=False):
     """The container runtime; each option may be omitted."""
 
     program: ProgramName | None
     """`containerd`, `crio`, `docker`, `k3s` or `rke2`; None for the installed one."""
-    runtime_config: str | None
-    """The container runtime's own configuration file, if it is not in its usual place."""
-    containerd_version: str | None
-    """Write for this containerd, e.g. `2.1`; None for the installed one."""
+    runtime_config: Annotated[
+        str | None,
+        Option(
+            "Use this configuration file of the container runtime.",
+            metavar="FILE",
+            complete="snapshot.completion:complete_host_file",
+        ),
+    ]
+    containerd_version: Annotated[
+        str | None,
+        Option("Write for this containerd, e.g. 2.1.  [default: installed]", metavar="VERSION"),
+    ]
 
 
 class EntryOutcome(Value):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, complete_directory, complete_file, session_options
+from vfiomgr.cli.options import (
+    READING,
+    complete_directory,
+    complete_file,
+    declared,
+    session_options,
+)
 from vfiomgr.cli.output import note, print_text
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import source_of, text_of
@@ -15,7 +21,7 @@ from vfiomgr.kata.manifests.commands import print_objects
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
-from vfiomgr.node.commands.run import arguments_of, node_settings, resource_options
+from vfiomgr.node.commands.run import NamingOptions, arguments_of, node_settings
 from vfiomgr.node.manifests import (
     DISTRIBUTIONS,
     IMAGE,
@@ -34,7 +40,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vfiomgr.node.model import Consumer
 
 _SELINUX = HostPath("/sys/fs/selinux/enforce")
 
@@ -96,7 +101,7 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     type=click.Choice(tuple(RENDERERS)),
     help="Print this systemd unit instead, for an agent without a container.",
 )
-@resource_options
+@declared(NamingOptions)
 @session_options(*READING)
 @pass_session
 def manifests(
@@ -113,9 +118,7 @@ def manifests(
     file: str | None,
     name: str | None,
     unit: str | None,
-    prefix: str,
-    consumer: Consumer,
-    aliases: tuple[str, ...],
+    **names: Unpack[NamingOptions],
 ) -> None:
     """Print the Kubernetes objects that run the agent on nodes.
 
@@ -137,7 +140,7 @@ def manifests(
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
       vfiomgr node manifests --unit vfiomgr-node.service --dra
     """
-    arguments = arguments_of(node_settings(prefix, consumer, aliases))
+    arguments = arguments_of(node_settings(names))
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import click
 from msgspec.structs import replace
 
 from vfiomgr.cli.garbage import collect_as_usual
-from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
+from vfiomgr.cli.keywords import Keywords, Option, fields_of
+from vfiomgr.cli.options import (
+    Seconds,
+    complete_directory,
+    complete_file,
+    declared,
+    session_options,
+)
 from vfiomgr.cli.output import note
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
@@ -27,7 +35,7 @@ from vfiomgr.node.messages import (
     EventSettings,
     Settings,
 )
-from vfiomgr.node.model import CONSUMERS, SERVICE_ACCOUNT, NodeSettings
+from vfiomgr.node.model import SERVICE_ACCOUNT, Consumer, NodeSettings
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.users.node_agent import CONTROL
@@ -36,53 +44,62 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from vfiomgr.node.model import Consumer
-
 
 _NAMES = NodeSettings()
-_OPTIONS = (
-    click.option(
-        "--consumer",
-        type=click.Choice(CONSUMERS),
-        default=_NAMES.consumer,
-        help="Who receives the devices: `default` serves Kata and plain containers.",
-    ),
-    click.option(
-        "--alias",
-        "aliases",
-        metavar="DEVICES=NAME",
-        multiple=True,
-        help="Name of the resource for a PCI ID, a vGPU type or a default name.",
-    ),
-    click.option(
-        "--resource-prefix",
-        "prefix",
-        metavar="DOMAIN",
-        default=DEFAULT_PREFIX,
-        help=f"Domain of the resource names.  [default: {DEFAULT_PREFIX}]",
-    ),
-)
 
 
-def resource_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of resource names; --help lists the last one first."""
-    for option in _OPTIONS:
-        function = option(function)
-    return function
+class NamingOptions(Keywords, total=False):
+    """How the agent names resources, and for whom it writes them."""
+
+    prefix: Annotated[
+        str,
+        Option(
+            f"Domain of the resource names.  [default: {DEFAULT_PREFIX}]",
+            flags=("--resource-prefix",),
+            metavar="DOMAIN",
+            default=DEFAULT_PREFIX,
+            shows_default=False,
+        ),
+    ]
+    aliases: Annotated[
+        Iterable[str],
+        Option(
+            "Name of the resource for a PCI ID, a vGPU type or a default name.",
+            flags=("--alias",),
+            metavar="DEVICES=NAME",
+            parse=_parse_alias,
+        ),
+    ]
+    consumer: Annotated[
+        Consumer,
+        Option(
+            "Who receives the devices: `default` serves Kata and plain containers.",
+            default=_NAMES.consumer,
+            shows_default=False,
+        ),
+    ]
 
 
-def node_settings(
-    prefix: str, consumer: Consumer, aliases: tuple[str, ...], *, resets: bool = False
-) -> NodeSettings:
+def node_settings(options: NamingOptions, *, resets: bool = False) -> NodeSettings:
     """The settings of a user.
 
     Raises:
         UsageError: the prefix or an alias is invalid.
 
     """
-    settings = NodeSettings(prefix, consumer, _named(aliases), resets)
+    fields = fields_of(NamingOptions, options)
+    aliases = dict(fields.pop("aliases", ()))
+    settings = NodeSettings(aliases=aliases, resets=resets, **fields)
     name_resources((), settings)
     return settings
+
+
+def _parse_alias(alias: str) -> tuple[str, str]:
+    devices, equals, name = alias.partition("=")
+    if not (devices and equals and name and alias.isprintable()):
+        message = f"not an alias: {alias!r}"
+        raise UsageError(message, "use DEVICES=NAME, e.g. 10de:2235=a40")
+    return devices, name
 
 
 def arguments_of(settings: NodeSettings) -> tuple[str, ...]:
@@ -95,17 +112,6 @@ def arguments_of(settings: NodeSettings) -> tuple[str, ...]:
     if settings.consumer != _NAMES.consumer:
         words += ["--consumer", settings.consumer]
     return tuple(words)
-
-
-def _named(aliases: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for alias in aliases:
-        devices, equals, name = alias.partition("=")
-        if not (devices and equals and name and alias.isprintable()):
-            message = f"not an alias: {alias!r}"
-            raise UsageError(message, "use DEVICES=NAME, e.g. 10de:2235=a40")
-        found[devices] = name
-    return found
 
 
 _PORT = "KUBERNETES_SERVICE_PORT"
@@ -151,7 +157,7 @@ def _complete_layout(
 
 
 @click.command("run")
-@resource_options
+@declared(NamingOptions)
 @click.option(
     "--reset", "resets", is_flag=True, help="Reset devices before a container starts with them."
 )
@@ -210,9 +216,6 @@ def _complete_layout(
 def run(
     session: Session,
     *,
-    prefix: str,
-    aliases: tuple[str, ...],
-    consumer: Consumer,
     resets: bool,
     layout: str | None,
     metrics: str | None,
@@ -226,6 +229,7 @@ def run(
     pods_interval: float,
     debounce: float,
     once: bool,
+    **names: Unpack[NamingOptions],
 ) -> None:
     """Serve the devices of this node to the kubelet.
 
@@ -243,7 +247,7 @@ def run(
       vfiomgr node run --dra
       vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
     """
-    node = node_settings(prefix, consumer, aliases, resets=resets)
+    node = node_settings(names, resets=resets)
     scan = Settings(node, scan_interval, layout)
     if once:
         _write_once(session, scan)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.options import complete_file, declared, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
-from vfiomgr.node.commands.run import node_settings, optional, resource_options
+from vfiomgr.node.commands.run import NamingOptions, node_settings, optional
 from vfiomgr.node.simulation.report import document_of, lines_about, node_rows, pod_rows
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.node.model import Consumer
     from vfiomgr.node.simulation.model import SimulationResult
 
 _PODS = ("POD", "NODE", wrapped("DEVICES"))
@@ -35,7 +34,7 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
 )
 @click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
 @strict_option()
-@resource_options
+@declared(NamingOptions)
 @session_options("format")
 @pass_session
 def simulate(
@@ -45,9 +44,7 @@ def simulate(
     file: str,
     allow_pending: bool,
     strict: bool,
-    prefix: str,
-    aliases: tuple[str, ...],
-    consumer: Consumer,
+    **names: Unpack[NamingOptions],
 ) -> int:
     """Show where pods would run, or why they stay pending.
 
@@ -64,7 +61,7 @@ def simulate(
       vfiomgr node simulate worker-1.json worker-2.json --pods pods.yaml
       vfiomgr node simulate dgx.json=1000 --pods pods.yaml --format json
     """
-    settings = node_settings(prefix, consumer, aliases)
+    settings = node_settings(names)
     text = text_of(file, "the pods")
     module = optional("vfiomgr.node.simulation.simulate", "simulate", "simulate")
     result, notes = module.simulation(nodes, text, source_of(file), settings)
