@@ -94,6 +94,5 @@ AddressBits = Annotated[
     int | None, Option("Limit physical addresses to N bits.", metavar="N", least=32, most=52)
 ]
 FixedAperture = Annotated[
-    bool,
-    Option("Write the BAR window size (for OVMF before 2022.11).", field="has_fixed_aperture"),
+    bool, Option("Write the BAR window size (for OVMF before 2022.11).", field="has_fixed_aperture")
 ]

@@ -220,8 +220,7 @@ class RunOptions(Keywords, total=False):
     """How a container is started; every option may be omitted."""
 
     tool: Annotated[
-        Tool,
-        Option("Use this tool to start the container.", flags=("--with",), default="ctr"),
+        Tool, Option("Use this tool to start the container.", flags=("--with",), default="ctr")
     ]
     version: KataVersion
     runtime: KataRuntime
@@ -252,12 +251,11 @@ class RunOptions(Keywords, total=False):
         NodeForm | None,
         Option(
             "Use /dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6; default on a kernel without "
-            "VFIO groups).",
+            "VFIO groups)."
         ),
     ]
     only: Annotated[
-        bool,
-        Option("Leave the other functions of the slot out.", flags=("--function-only",)),
+        bool, Option("Leave the other functions of the slot out.", flags=("--function-only",))
     ]
 
 

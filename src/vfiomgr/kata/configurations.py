@@ -153,8 +153,7 @@ class ConfigurationOptions(Keywords, total=False):
         Option("Allow pods to use these hypervisor annotations.", metavar="NAME[,NAME…]"),
     ]
     kernel_params: Annotated[
-        str | None,
-        Option("Add arguments for the guest kernel.", metavar="TEXT", parse=split_words),
+        str | None, Option("Add arguments for the guest kernel.", metavar="TEXT", parse=split_words)
     ]
 
 

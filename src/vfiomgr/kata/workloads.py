@@ -124,8 +124,7 @@ class PodKeywords(Keywords, total=False):
         ),
     ]
     image: Annotated[
-        str | None,
-        Option("Run this image.  [default: a sample that needs a GPU]", metavar="IMAGE"),
+        str | None, Option("Run this image.  [default: a sample that needs a GPU]", metavar="IMAGE")
     ]
     resource: Annotated[
         str | None,

@@ -47,8 +47,7 @@ class BindOptions(Keywords, total=False):
         ),
     ]
     only: Annotated[
-        bool,
-        Option("Do not bind the other functions of the slot.", flags=("--function-only",)),
+        bool, Option("Do not bind the other functions of the slot.", flags=("--function-only",))
     ]
     with_group: Annotated[bool, Option("Bind all devices of the IOMMU group.")]
     allow: Annotated[
@@ -109,8 +108,7 @@ class UnbindOptions(Keywords, total=False):
     """Options of Unbind; all are optional."""
 
     only: Annotated[
-        bool,
-        Option("Do not unbind the other functions of the slot.", flags=("--function-only",)),
+        bool, Option("Do not unbind the other functions of the slot.", flags=("--function-only",))
     ]
     with_group: Annotated[bool, Option("Unbind all devices of the IOMMU group.")]
     allow: Annotated[

@@ -92,8 +92,7 @@ class QemuOptions(Keywords, total=False):
     ]
     spare_ports: SparePorts
     no_hotplug: Annotated[
-        bool,
-        Option("Disable hot-plug for the devices' ports.", field="has_hotplug", parse=negated),
+        bool, Option("Disable hot-plug for the devices' ports.", field="has_hotplug", parse=negated)
     ]
     numa: Numa
     hugepages: HugePages

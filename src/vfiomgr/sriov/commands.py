@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import click
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
-from vfiomgr.cli.options import (
-    CHANGING,
-    READING,
-    WholeNumber,
-    declared,
-    session_options,
-)
+from vfiomgr.cli.options import CHANGING, READING, WholeNumber, declared, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.engine.changes import plan_or_apply, print_outcome

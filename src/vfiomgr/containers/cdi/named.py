@@ -135,11 +135,7 @@ def write(
 
 
 def removal(
-    host: HostSource,
-    *names: str,
-    kind: str | None = None,
-    every: bool = False,
-    stale: bool = False,
+    host: HostSource, *names: str, kind: str | None = None, every: bool = False, stale: bool = False
 ) -> RemoveCdi:
     """The request to remove devices from the files that vfiomgr wrote.
 

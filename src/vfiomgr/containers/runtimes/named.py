@@ -202,8 +202,7 @@ def removing(
     `is_kata` refuses entries of the other kind; None removes both.
     """
     return EntryChange(
-        host,
-        lambda: uninstall.prepare_removal(host.files, place, name, command, is_kata=is_kata),
+        host, lambda: uninstall.prepare_removal(host.files, place, name, command, is_kata=is_kata)
     )
 
 

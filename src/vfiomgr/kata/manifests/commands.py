@@ -95,11 +95,7 @@ class _AllOptions(PodKeywords, _ClassOptions, total=False):
 @session_options(*READING)
 @pass_session
 def pod(
-    session: Session,
-    addresses: tuple[str, ...],
-    *,
-    is_class: bool,
-    **options: Unpack[_AllOptions],
+    session: Session, addresses: tuple[str, ...], *, is_class: bool, **options: Unpack[_AllOptions]
 ) -> None:
     """Print a Pod, KubeVirt VM or RuntimeClass for host devices.
 

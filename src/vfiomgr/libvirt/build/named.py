@@ -187,8 +187,7 @@ class DomainOptions(Keywords, total=False):
         Option("Make a confidential guest, whose memory the host cannot read."),
     ]
     secure_boot: Annotated[
-        bool,
-        Option("Start only signed systems; Windows also gets a TPM.", field="has_secure_boot"),
+        bool, Option("Start only signed systems; Windows also gets a TPM.", field="has_secure_boot")
     ]
     firmware: Annotated[
         Firmware, Option("Choose OVMF (found by libvirt) or SeaBIOS.", default="efi")
