@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vfiomgr.guests.model import GuestRequest
+from vfiomgr.rules.runner import registered
 
 if TYPE_CHECKING:
+    from vfiomgr.guests.model import GuestPlan
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 Request_contra = TypeVar("Request_contra", bound=GuestRequest, contravariant=True)
@@ -27,3 +31,20 @@ class Backend(Protocol[Request_contra, Plan]):
     def render(self, plan: Plan) -> str:
         """The text that starts or defines the guest."""
         ...
+
+
+GuestCheck = Callable[["HostSnapshot", "GuestRequest", "GuestPlan"], "Report"]
+_CHECKS: list[GuestCheck] = []
+
+
+def checks_guests(check: GuestCheck) -> GuestCheck:
+    """Register the check of planned guests."""
+    _CHECKS.append(check)
+    return check
+
+
+def check_guest(host: HostSnapshot, request: GuestRequest, plan: GuestPlan) -> Report:
+    """What would prevent the start of a planned guest, by the rules of `vfiomgr check domain`."""
+    registered()
+    (check,) = _CHECKS
+    return check(host, request, plan)

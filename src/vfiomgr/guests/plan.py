@@ -11,8 +11,14 @@ from vfiomgr.guests.memory import needed_lock, plan_mmio_window
 from vfiomgr.guests.model import GuestCpus, GuestMemory, GuestPlan, MmioWindow
 from vfiomgr.guests.numa import lay_nodes
 from vfiomgr.guests.nvlink import nvlink_notes
-from vfiomgr.guests.placement import lay_buses, slots_of, space_notes, without_hotplug
-from vfiomgr.guests.port_memory import free_port_bytes, with_port_memory
+from vfiomgr.guests.placement import (
+    free_port_bytes,
+    lay_buses,
+    slots_of,
+    space_notes,
+    with_port_memory,
+    without_hotplug,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.cli.keywords import Keywords, Option, fields_of, negated
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
-from vfiomgr.guests.checks import check_guest
+from vfiomgr.guests.backend import check_guest
 from vfiomgr.guests.device import units_of
 from vfiomgr.guests.iommufd import (
     NO_BACKEND,

@@ -19,13 +19,18 @@ from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build import arm, teaming
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
-from vfiomgr.libvirt.build.controllers import controllers_of
-from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM, check_vcpus, with_interrupt_remapping
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
-from vfiomgr.libvirt.build.limits import AddressWidth, plan_address_width, plan_lock
+from vfiomgr.libvirt.build.limits import (
+    MOST_WITHOUT_EIM,
+    AddressWidth,
+    check_vcpus,
+    plan_address_width,
+    plan_lock,
+    with_interrupt_remapping,
+)
 from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
 from vfiomgr.libvirt.build.vf_token import HOW
-from vfiomgr.libvirt.model import DomainIommu
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, DomainIommu, PciController
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import is_uuid
 
@@ -343,3 +348,34 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
             verb = "bound by vfiomgr" if is_bound else "bind it with"
             text = f"{verb}: vfiomgr bind {unit.name}"
         yield Reason(f"device {unit.name}", text)
+
+
+_MODELS = {
+    "root": "pcie-root",
+    "root-port": ROOT_PORT,
+    "expander": EXPANDER,
+    "bridge": TO_PCI,
+}
+
+
+def controllers_of(guest: GuestPlan) -> tuple[PciController, ...]:
+    """One controller per bus; the root has the window for BARs.
+
+    memReserve is in KiB (formatdomain.html): libvirt 12.8 passes 32768 to QEMU as
+    mem-reserve=33554432.
+    """
+    hole = guest.window.hole_bytes
+    return tuple(
+        PciController(
+            line=0,
+            index=bus.number,
+            model=_MODELS[bus.kind],
+            guest=bus.place,
+            bus_nr=bus.first_number,
+            numa_node=bus.cell,
+            has_hotplug=bus.has_hotplug,
+            hole64_kib=hole >> 10 if hole is not None and bus.kind == "root" else None,
+            reserve_kib=None if bus.reserve_bytes is None else bus.reserve_bytes >> 10,
+        )
+        for bus in guest.buses
+    )

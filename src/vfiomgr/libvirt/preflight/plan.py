@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check import platform_rules
-from vfiomgr.guests.checks import checks_guests
+from vfiomgr.guests.backend import checks_guests
 from vfiomgr.libvirt.attach.claims import unread_domains
-from vfiomgr.libvirt.build.controllers import controllers_of
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
+from vfiomgr.libvirt.build.plan import controllers_of
 from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
 from vfiomgr.libvirt.preflight import (
     drivers,

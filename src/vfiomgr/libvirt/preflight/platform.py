@@ -13,7 +13,7 @@ from vfiomgr.check.plan import RULES
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.guests.memory import ovmf_window
-from vfiomgr.libvirt.build.cpus import MOST_WITHOUT_EIM, most_vcpus
+from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model import ADDS_EIM, MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.viommu import Q35
