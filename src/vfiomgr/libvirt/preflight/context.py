@@ -288,8 +288,6 @@ class PreflightContext(Value, dict=True):
 
     def completion(self, device: PciDevice) -> str:
         """How to add all functions of a slot to the domain, as one device."""
-        if not self.is_of_libvirt:
-            return f"name {device.address} without the option only"
         address, name = device.address, self.domain.name
         if not self.is_of_libvirt:
             return f"pass {address} without the option only"
