@@ -16,7 +16,6 @@ from vfiomgr.guests.memory import guest_bits
 from vfiomgr.guests.model import Reason
 from vfiomgr.guests.plan import architecture_of, plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
-from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build import arm, teaming
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
@@ -30,7 +29,20 @@ from vfiomgr.libvirt.build.limits import (
 )
 from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
 from vfiomgr.libvirt.build.vf_token import HOW
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, DomainIommu, PciController
+from vfiomgr.libvirt.model import (
+    ACPI_NODESET,
+    AMD_IOMMU,
+    DOMAIN_IOMMUFD,
+    EXPANDER,
+    FIRMWARE_FEATURES,
+    PORT_MEMORY,
+    ROOT_PORT,
+    ROOT_PORT_WITHOUT_HOTPLUG,
+    TO_PCI,
+    VIRTIO_IOMMU,
+    DomainIommu,
+    PciController,
+)
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import is_uuid
 
@@ -48,7 +60,7 @@ _EMULATED_ON_ARM = 2
 """The graphics card and the SCSI controller of CD-ROMs, which a PC has on its root bus."""
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The address widths of an emulated VT-d: three or four levels of page tables."""
-_IOMMU_FEATURES = {"virtio": libvirt_model.VIRTIO_IOMMU, "amd": libvirt_model.AMD_IOMMU}
+_IOMMU_FEATURES = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
 _EMULATED = 1
 """Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
 
@@ -81,7 +93,7 @@ def plan_domain(
         request,
         units,
         emulated=_emulated(request, architecture),
-        has_port_memory=libvirt_model.PORT_MEMORY.is_in(libvirt),
+        has_port_memory=PORT_MEMORY.is_in(libvirt),
     )
     _require_cells(units, guest, libvirt)
     placed = tuple(h for u in guest.devices for h in hostdevs_of(u, guest.places.get(u.name)))
@@ -119,18 +131,16 @@ def plan_domain(
 
 def _require_features(request: DomainRequest, libvirt: Version) -> None:
     if request.has_secure_boot:
-        libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
+        FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not request.has_hotplug:
-        libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(
-            libvirt, "a device that the guest cannot eject"
-        )
+        ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that the guest cannot eject")
 
 
 def _require_cells(units: Sequence[GuestDevice], guest: GuestPlan, libvirt: Version) -> None:
     """Make sure that libvirt supports the cells that the plan gives to GPUs for their memory."""
     for asked, planned in zip(units, guest.devices, strict=True):
         if planned.options.acpi_nodes != asked.options.acpi_nodes:
-            libvirt_model.ACPI_NODESET.require(libvirt, f"the memory of {planned.name}")
+            ACPI_NODESET.require(libvirt, f"the memory of {planned.name}")
 
 
 def _emulated(request: DomainRequest, architecture: Architecture) -> int:
@@ -256,7 +266,7 @@ def _iommufd(
 ) -> tuple[bool, tuple[GuestHostdev, ...]]:
     """Use the domain-wide setting if libvirt has it and all devices use iommufd."""
     wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
-    if not (any(wanted) and all(wanted) and libvirt_model.DOMAIN_IOMMUFD.is_in(libvirt)):
+    if not (any(wanted) and all(wanted) and DOMAIN_IOMMUFD.is_in(libvirt)):
         return False, hostdevs
     bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
     return True, tuple(bare)
