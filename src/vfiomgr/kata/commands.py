@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 _COMMANDS = {
-    "config": ("vfiomgr.kata.config.commands", "config"),
-    "pod": ("vfiomgr.kata.manifests.commands", "pod"),
+    "config": ("vfiomgr.kata.config_commands", "config"),
+    "pod": ("vfiomgr.kata.pod_commands", "pod"),
     "run-command": ("vfiomgr.kata.commands", "command"),
 }
 

@@ -14,7 +14,7 @@ import vfiomgr
 from vfiomgr.containers.runtimes import text as runtimes
 from vfiomgr.documents import difference
 from vfiomgr.documents.difference import opcodes, unified
-from vfiomgr.kata.config import commands as kata
+from vfiomgr.kata import config_commands as kata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

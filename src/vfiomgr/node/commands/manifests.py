@@ -17,8 +17,8 @@ from vfiomgr.cli.output import note, print_text
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone, forbid_together
-from vfiomgr.kata.manifests.commands import print_objects
 from vfiomgr.kata.model import KUBELET_ROOT
+from vfiomgr.kata.pod_commands import print_objects
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.node.commands.run import NamingOptions, arguments_of, node_settings

@@ -1,1 +1,0 @@
-"""The configuration of Kata: what devices need, and what Kata refuses."""

@@ -1,1 +1,0 @@
-"""Kubernetes objects for Kata: RuntimeClasses and pods."""
