@@ -9,7 +9,12 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
 from vfiomgr.containers.runtimes.location import recorded_places
-from vfiomgr.containers.runtimes.record import InstalledRuntime, parse_record, text_of_record
+from vfiomgr.containers.runtimes.record import (
+    InstalledRuntime,
+    parse_record,
+    runtime_at,
+    text_of_record,
+)
 from vfiomgr.containers.runtimes.uninstall import prepare_removals
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import is_sealed
@@ -32,6 +37,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree
 
@@ -44,6 +50,7 @@ _STOP = (
     "kubectl delete -f MANIFEST"
 )
 _START = f"start the agent (a service: systemctl start {systemd.AGENT.name}); then "
+_COMMAND = "vfiomgr uninstall"
 _CONFIGURATION = expression(r"/[^\s\"']+\.toml")
 
 
@@ -150,22 +157,53 @@ def refuse_unfinished(host: ManagedHost) -> None:
 
 
 def _remove_entries(tree: HostTree) -> _Entries:
-    """Remove the entries of each container runtime, except of those with an edited entry."""
+    """Remove the entries of each container runtime, except those that were edited."""
     told = text_of_record(tree)
     prepared: list[Prepared] = []
     notes: list[str] = []
     for place in recorded_places(tree):
-        try:
-            ready, told = prepare_removals(tree, place, told or "", "vfiomgr uninstall")
-        except (Refusal, InvalidDocument) as error:
-            notes.append(f"entries of {place} stay: {error.message}; {error.remedy}")
+        names, staying = _removable(tree, place, told or "")
+        notes += staying
+        if not names:
             continue
+        ready, told = prepare_removals(tree, place, names, told or "", _COMMAND)
         restart = f"restart {place.program} to apply the change"
         unchecked = (f"not checked: {text}" for text in ready.unchecked)
         request = replace(ready.request, notes=(*ready.request.notes, *unchecked, restart))
         prepared.append(replace(ready, request=request))
         notes += request.notes
     return _Entries(tuple(prepared), parse_record(told), tuple(notes))
+
+
+def _removable(
+    tree: HostTree, place: RuntimeLocation, told: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The entries of a place that can be removed together, and notes about the others.
+
+    An edited entry stays, with the settings that it shares with others.
+    """
+    runtime = runtime_at(parse_record(told), place.program, place.main)
+    names = tuple(entry.name for entry in runtime.entries)
+    why = _refusal_of(tree, place, names, told)
+    if why is None:
+        return names, []
+    alone = {name: _refusal_of(tree, place, (name,), told) for name in names}
+    free = tuple(name for name, reason in alone.items() if reason is None)
+    if not free or _refusal_of(tree, place, free, told) is not None:
+        return (), [f"entries of {place} stay: {why}"]
+    edited = ((name, reason) for name, reason in alone.items() if reason is not None)
+    return free, [f"entry {name} of {place} stays: {reason}" for name, reason in edited]
+
+
+def _refusal_of(
+    tree: HostTree, place: RuntimeLocation, names: tuple[str, ...], told: str
+) -> str | None:
+    """Why entries of a place cannot be removed, with the remedy."""
+    try:
+        prepare_removals(tree, place, names, told, _COMMAND)
+    except (Refusal, InvalidDocument) as error:
+        return f"{error.message}; {error.remedy}"
+    return None
 
 
 def _kata_files(

@@ -37,8 +37,8 @@ from vfiomgr.containers.runtimes import apply
 from vfiomgr.containers.runtimes.apply import apply_prepared, change
 from vfiomgr.containers.runtimes.install import prepare_entry
 from vfiomgr.containers.runtimes.location import locate
-from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.containers.runtimes.record import RECORD
+from vfiomgr.containers.runtimes.model import RuntimeRequest, Setting
+from vfiomgr.containers.runtimes.record import RECORD, Decision
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.survey import cut_off_runs
@@ -283,6 +283,24 @@ def test_an_entry_that_another_file_undoes_is_refused(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "2.1.9", main, **{"99-later": later})
     with pytest.raises(Refusal, match=r"would not read .*enable_cdi"):
         install(kernel)
+
+
+@pytest.mark.parametrize("options", [{}, {"ConfigPath": "/z"}, {"ConfigPath": {"a": "/y"}}, 7])
+def test_an_entry_that_is_read_with_another_nested_value_is_refused(options: object) -> None:
+    runtimes = ("plugins", RUNTIME, "containerd", "runtimes")
+    entry = Setting((*runtimes, "a"), {"runtime_type": "x", "options": {"ConfigPath": "/y"}})
+    decision = Decision((), ours=(entry.key,), expected=(entry,))
+
+    def read(**runtimes: object) -> dict[str, object]:
+        return {"plugins": {RUNTIME: {"containerd": {"runtimes": {"runc": {"x": 1}, **runtimes}}}}}
+
+    def with_options(options: object) -> dict[str, object]:
+        return read(a={"runtime_type": "x", "more": 1, "options": options})
+
+    after = with_options({"ConfigPath": "/y", "more": 1})
+    apply.refuse_others(read(), after, decision, "containerd")
+    with pytest.raises(Refusal, match=r"containerd would not read plugins\..*\.runtimes\.a"):
+        apply.refuse_others(read(), with_options(options), decision, "containerd")
 
 
 def test_a_configuration_that_containerd_cannot_read_is_told_before_anything_is_done(
@@ -754,10 +772,7 @@ def test_a_default_that_a_later_entry_replaced_is_nobody_elses_doing(
     inner = (read.get(RUNTIME) or read[CRI])["containerd"]
     assert inner["default_runtime_name"] == "runc"
     assert set(inner["runtimes"]) == {"runc"}
-    if place == MAIN:
-        assert "somebody else" in (text(kernel, place) or "")
-    else:
-        assert text(kernel, place) is None  # made for entries, and no key is left in it
+    assert "somebody else" in (text(kernel, place) or "")
 
 
 @pytest.mark.parametrize(("version", "main"), [("1.7.28", V2), ("2.1.9", V3)])

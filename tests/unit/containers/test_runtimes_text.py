@@ -348,10 +348,22 @@ def test_json_keeps_its_style(indent: int | str) -> None:
 
 def test_a_file_of_our_own_goes_once_nothing_is_left_in_it() -> None:
     record = written("# head\n", is_ours=True)
-    assert removed(record, after(record) + "# a comment\n") is None
+    assert removed(record, after(record)) is None
+    assert removed(record, after(record) + "\n") is None
+    indented = "".join(f"  {line}\n" for line in after(record).splitlines())
+    assert removed(record, indented) is None
     left = removed(record, after(record) + "[theirs]\nx = 1\n")
     assert left is not None
     assert tomllib.loads(left) == {"theirs": {"x": 1}}
+
+
+def test_a_file_of_our_own_with_a_comment_of_an_administrator_stays() -> None:
+    record = written("# head\n", is_ours=True)
+    comment = "# ask the storage team before you change this\n"
+    for current in (after(record) + comment, after(record).replace("\n", f"\n{comment}", 1)):
+        assert comment in (removed(record, current) or "")
+    left = remove(record, {"kata-vfio"}, {TOML: after(record) + comment}, (), "the command")
+    assert left.notes == (f"{TOML} stays: another program or a person also wrote to it",)
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,11 @@ def test_without_any_runtime_that_is_told(kernel: FakeKernel, run: Run) -> None:
     answer = run("runtime", "install", "--kata")
     assert answer.status == 2
     assert "no container runtime found (containerd, CRI-O, Docker, k3s, rke2)" in answer.stderr
+    assert "remedy: install one, or select the future one" in answer.stderr
+    answer = run("runtime", "uninstall", "kata-vfio")
+    assert answer.status == 2
+    assert "no container runtime found" in answer.stderr
+    assert "remedy: select the runtime that has the entry" in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.unit.devices import with_facts
 from tests.unit.engine.faults import Course, Courses, EveryFault
 from tests.unit.layout.test_apply import AUDIO, GPU, drivers
 from tests.unit.layout.test_boot import etc, installing
-from tests.unit.runtimes import put
+from tests.unit.runtimes import install, kata, put
 from tests.unit.uninstall.everything import (
     KATA_DROP_IN,
     KATA_TEXT,
@@ -29,6 +29,8 @@ from tests.unit.uninstall.everything import (
     request_for,
 )
 from tools.package.__main__ import STAYING
+from vfiomgr.containers.runtimes.record import RECORD as RUNTIMES
+from vfiomgr.containers.runtimes.record import parse_record
 from vfiomgr.definitions import model as definitions
 from vfiomgr.documents.text import sealed, unsealed
 from vfiomgr.errors import Refusal
@@ -183,12 +185,34 @@ def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_name
     kernel = everything(tmp_path)
     drop_in = "/etc/containerd/conf.d/50-vfiomgr.toml"
     text = kernel.read_text(HostPath(drop_in)) or ""
-    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim"))
+    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim", 1))
     done = api.apply(request_for(kernel), tree=kernel)
     assert any(note.startswith("entries of containerd 2.1.9 stay: ") for note in done.plan.notes)
     assert kernel.exists(HostPath(drop_in))
     assert kernel.exists(HostPath("/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"))
     assert not kernel.exists(RECORD)
+
+
+def test_an_edited_entry_keeps_no_other_entry_of_its_runtime(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    install(kernel, kata(name="other"))
+    drop_in = "/etc/containerd/conf.d/50-vfiomgr.toml"
+    text = kernel.read_text(HostPath(drop_in)) or ""
+    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim", 1))
+    done = api.apply(request_for(kernel), tree=kernel)
+    stays = "entry kata-vfio of containerd 2.1.9 stays: "
+    (note,) = (note for note in done.plan.notes if " of containerd 2.1.9 stay" in note)
+    assert note.startswith(stays)
+    assert "runtime_path" in note
+    left = kernel.read_text(HostPath(drop_in)) or ""
+    assert "my-shim" in left
+    assert "other" not in left
+    (runtime,) = parse_record(kernel.read_text(RUNTIMES))
+    assert [entry.name for entry in runtime.entries] == ["kata-vfio"]
+    put(kernel, drop_in, left.replace("my-shim", "containerd-shim-kata-v2"))
+    api.apply(request_for(kernel), tree=kernel)
+    assert not kernel.exists(HostPath(drop_in))
+    assert not kernel.exists(RUNTIMES)
 
 
 RULE = f"/etc/udev/rules.d/05-vfiomgr-{GPU}.rules"

@@ -215,7 +215,15 @@ def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation
 
     """
     version = _checked(host, options)
-    chosen = options.get("program") or _only(host)
+    how = "install one, or select the future one, e.g. --runtime containerd"
+    return _located(host, version, options, how)
+
+
+def _located(
+    host: HostSource, version: Version | None, options: PlaceOptions, how: str
+) -> RuntimeLocation:
+    """The selected runtime; `how` is the remedy if none is selected or installed."""
+    chosen = options.get("program") or _only(host, how)
     return location.locate(host.files, chosen, options.get("runtime_config"), version)
 
 
@@ -237,7 +245,8 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
         message = f"several container runtimes have entry {name}: {named}"
         told = f"--runtime {first.program} --runtime-config {first.main}"
         raise UsageError(message, f"select one, e.g. {told}")
-    return found[0] if found else locate(host, **options)
+    how = "select the runtime that has the entry, e.g. --runtime containerd"
+    return found[0] if found else _located(host, version, options, how)
 
 
 def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
@@ -256,7 +265,7 @@ def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
     return None if version is None else Version.parse(version, "2.1")
 
 
-def _only(host: HostSource) -> ProgramName:
+def _only(host: HostSource, how: str) -> ProgramName:
     """The runtime that Kubernetes would use here; Docker if there is no other."""
     found = facts.present(host.files)
     named = tuple(name for name in found if name != "docker") or found
@@ -266,7 +275,7 @@ def _only(host: HostSource) -> ProgramName:
         message = f"several container runtimes found: {', '.join(named)}"
         raise UsageError(message, f"select one, e.g. --runtime {named[0]}")
     message = "no container runtime found (containerd, CRI-O, Docker, k3s, rke2)"
-    raise UsageError(message, "install one, or select the future one, e.g. --runtime containerd")
+    raise UsageError(message, how)
 
 
 def require_name(name: str) -> None:

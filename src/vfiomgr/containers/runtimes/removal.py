@@ -85,6 +85,8 @@ def remove(
             taken = [setting for setting in settings if setting not in kept.settings]
             edited = _EditedFile(file, current, target, command)
             left[file.path] = edited.without(taken) if settings else edited.without_block()
+            if file.original is None and not others and left[file.path] is not None:
+                notes.append(f"{file.path} stays: another program or a person also wrote to it")
             if not settings or not all(one.is_shared for one in settings):
                 edited.refuse_remaining(left[file.path], record.program, going)
     made = replace(record, files=tuple(files), entries=tuple(staying))
@@ -172,10 +174,13 @@ class _EditedFile(Value):
             if not setting.is_shared and values.is_edited(data, setting, written, target):
                 self._refuse_edited(setting, values.found(data, setting.key))
         wanted = values.merge(data, taken, written, target)
-        if self.file.original is None and not wanted:
-            return None
         merged = text.merge(self.current, self.file.written, self.target or "")
-        return text.with_values(self.current, wanted, merged, taken, path)
+        return self._unless_bare(text.with_values(self.current, wanted, merged, taken, path))
+
+    def _unless_bare(self, left: str) -> str | None:
+        """The text; None if nothing but the heading is left of a file that vfiomgr created."""
+        is_bare = left.strip() in ("", self.file.head.strip())
+        return None if self.file.original is None and is_bare else left
 
     def _refuse_edited(self, setting: Setting, current: object) -> NoReturn:
         path, key = self.file.path, shown(setting.key)
@@ -189,10 +194,8 @@ class _EditedFile(Value):
 
     def without_block(self) -> str | None:
         """A template without the appended text; unchanged if the lines are not found."""
-        head = self.file.head
-        left = text.merge(self.current, self.file.written, self.target or head)
-        is_empty = self.file.original is None and (left or "").strip() == head.strip()
-        return None if is_empty else self.current if left is None else left
+        left = text.merge(self.current, self.file.written, self.target or self.file.head)
+        return self.current if left is None else self._unless_bare(left)
 
     def refuse_remaining(
         self, left: str | None, program: str, going: Iterable[InstalledEntry]

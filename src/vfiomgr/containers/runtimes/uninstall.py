@@ -74,9 +74,9 @@ def prepare_removal(
 
 
 def prepare_removals(
-    tree: HostTree, place: RuntimeLocation, told: str, command: str
+    tree: HostTree, place: RuntimeLocation, names: tuple[str, ...], told: str, command: str
 ) -> tuple[Prepared, str | None]:
-    """Prepare the removal of all entries in one place, and the text of the record without them.
+    """Prepare the removal of entries in one place, and the text of the record without them.
 
     `told` is the present text of the record.
 
@@ -84,8 +84,6 @@ def prepare_removals(
         InvalidDocument, Refusal: as `prepare_removal`.
 
     """
-    runtime = runtime_at(parse_record(told), place.program, place.main)
-    names = tuple(entry.name for entry in runtime.entries)
     ready = _without_entries(tree, place, names, told, command)
     return ready, ready.request.changes[-1].after
 
