@@ -74,7 +74,7 @@ register(
         "vfiomgr.containers.cdi",
         values=("requests",),
         plans=("plan",),
-        hooks=("requests", "apply"),
+        hooks=("requests",),
         rules=("check",),
     ),
     Capability(

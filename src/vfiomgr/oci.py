@@ -7,13 +7,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.document import is_device_name, is_kind, read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
-from vfiomgr.containers.cdi.grammar import is_device_name, is_kind
 from vfiomgr.containers.cdi.model import generating
 from vfiomgr.containers.oci import edit, nodes
-from vfiomgr.containers.oci.model import Injection
-from vfiomgr.containers.oci.nodes import read_node
+from vfiomgr.containers.oci.nodes import Injection, read_node
 from vfiomgr.documents.difference import unified
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.containers.oci.edit import Edit
-    from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
+    from vfiomgr.containers.oci.nodes import ContainerRuntime, NodeForm
     from vfiomgr.documents.json_text import JsonDocument
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree

@@ -16,10 +16,9 @@ from tests.fakes.containerd import CRI, RUNTIME
 from tests.integration.programs import Machine, ask
 from tests.unit.runtimes import CONFIGURATION, MAIN, SHIM, kata
 from vfiomgr.containers.runtimes.apply import apply_prepared
-from vfiomgr.containers.runtimes.install import prepare_entry
+from vfiomgr.containers.runtimes.entries import prepare_entry, prepare_removal
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.containers.runtimes.uninstall import prepare_removal
 from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, Refusal

@@ -10,10 +10,9 @@ import pytest
 from tests.integration.programs import Machine
 from tests.unit.runtimes import CONFIGURATION, SHIM, kata
 from vfiomgr.containers.runtimes.apply import apply_prepared
-from vfiomgr.containers.runtimes.install import prepare_entry
+from vfiomgr.containers.runtimes.entries import prepare_entry, prepare_removal
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.containers.runtimes.uninstall import prepare_removal
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import HostPath

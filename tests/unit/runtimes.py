@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.containerd import CRI, RUNTIME, Containerd
 from tests.fakes.hosts import network_adapter
-from vfiomgr.containers.runtimes import uninstall as removals
+from vfiomgr.containers.runtimes import entries
 from vfiomgr.containers.runtimes.apply import apply_prepared
-from vfiomgr.containers.runtimes.install import prepare_entry
+from vfiomgr.containers.runtimes.entries import prepare_entry
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
 from vfiomgr.engine.transaction import ApplyContext
@@ -94,7 +94,7 @@ def prepare_removal(
     kernel: HostTree, name: str = "kata-vfio", program: ProgramName = "containerd"
 ) -> Prepared:
     place = locate(kernel, program)
-    return removals.prepare_removal(kernel, place, name, "the same command")
+    return entries.prepare_removal(kernel, place, name, "the same command")
 
 
 def install(kernel: HostTree, wanted: RuntimeRequest | None = None) -> Prepared:
@@ -121,7 +121,7 @@ def data(kernel: HostTree, path: str) -> Any:
 
 def dump(kernel: FakeKernel, containerd: Containerd) -> Any:
     """What containerd reads on the host, whose files are below its root."""
-    from vfiomgr.containers.runtimes.facts import dump_containerd  # noqa: PLC0415
+    from vfiomgr.containers.runtimes.apply import dump_containerd  # noqa: PLC0415
 
     assert kernel.programs.find("containerd") is containerd
     dumped = dump_containerd(kernel, MAIN, {}, containerd.version)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.check import check
-from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import finding
 from vfiomgr.documents import reader
 from vfiomgr.documents.json_text import read_json

@@ -21,9 +21,8 @@ from vfiomgr.kata.model import CONFIGURATIONS
 from vfiomgr.node.model import FEATURES
 from vfiomgr.node.systemd import AGENT
 from vfiomgr.paths import SCRIPT, STATE
-from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.installed_layout import RECORD, WATCH
-from vfiomgr.persistence.model import RULES, UNIT, UNITS
+from vfiomgr.persistence.model import HOOKS, RULES, UNIT, UNITS
 
 _MAINTAINER = "vfiomgr developers <vfiomgr@example.org>"
 _COMPILE = (

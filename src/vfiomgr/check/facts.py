@@ -21,7 +21,7 @@ from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address, pci_device
-from vfiomgr.persistence.initramfs.facts import has_sdbootutil, read_manager
+from vfiomgr.persistence.facts import has_sdbootutil, read_manager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from msgspec import field
 
 from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.initramfs.model import COMMANDS
+from vfiomgr.persistence.model import COMMANDS
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

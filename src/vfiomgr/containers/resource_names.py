@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from vfiomgr.containers.cdi.grammar import LABEL, is_kind
+from vfiomgr.containers.cdi.document import LABEL, is_kind
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import offers
@@ -125,8 +125,8 @@ def _distinct(kinds: Sequence[DeviceKind], prefix: str, taken: AbstractSet[str])
     """Names for kinds: kinds of the same name have their IDs in it, or else digests."""
     found: dict[str, str] = {}
     open_kinds = list(kinds)
-    for suffix_of in (_no_suffix, _id_suffix, _digest_suffix):
-        names = {k.key: _fitted(prefix, k.name, suffix_of(k)) for k in open_kinds}
+    for place in range(3):
+        names = {k.key: _fitted(prefix, k.name, _suffixes(k)[place]) for k in open_kinds}
         counts = Counter(names.values())
         used = {*taken, *found.values()}
         unique = {key for key, name in names.items() if counts[name] == 1 and name not in used}
@@ -135,16 +135,8 @@ def _distinct(kinds: Sequence[DeviceKind], prefix: str, taken: AbstractSet[str])
     return found
 
 
-def _no_suffix(_kind: DeviceKind) -> str:
-    return ""
-
-
-def _id_suffix(kind: DeviceKind) -> str:
-    return f"_{kind.suffix}"
-
-
-def _digest_suffix(kind: DeviceKind) -> str:
-    return f"_{_digest(kind.key, 2 * _DIGEST).upper()}"
+def _suffixes(kind: DeviceKind) -> tuple[str, str, str]:
+    return "", f"_{kind.suffix}", f"_{_digest(kind.key, 2 * _DIGEST).upper()}"
 
 
 def qualified(name: str, settings: NameSettings) -> str:

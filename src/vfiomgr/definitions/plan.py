@@ -40,8 +40,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.persistence.installed_layout import BOOT
 from vfiomgr.persistence.model import SANDBOX, require_plain
-from vfiomgr.persistence.part import Part
-from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.persistence.steps import Part, ReplaceFile
 from vfiomgr.vgpu.capacity import by_number, gpus
 from vfiomgr.vgpu.model import PARAMETERS, types_called
 from vfiomgr.vgpu.placement import guess

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.oci import nodes as oci_nodes
-from vfiomgr.containers.oci.model import NodeForm
+from vfiomgr.containers.oci.nodes import NodeForm
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError

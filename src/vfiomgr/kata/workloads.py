@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from msgspec.structs import replace
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
-from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import is_kind
+from vfiomgr.containers.cdi.document import is_kind, read_file
 from vfiomgr.containers.cdi.model import PGPU, generating
 from vfiomgr.containers.resource_names import default_names
 from vfiomgr.diagnostic import refuse

@@ -38,8 +38,7 @@ from vfiomgr.persistence.installed_layout import (
     shell_command,
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
-from vfiomgr.persistence.part import bindings, replaced
-from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.persistence.steps import ReplaceFile, bindings, replaced
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 

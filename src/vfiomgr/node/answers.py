@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.devices import LOWEST
-from vfiomgr.containers.cdi.document import render_specification
-from vfiomgr.containers.cdi.grammar import needed_version
+from vfiomgr.containers.cdi.document import needed_version, render_specification
 from vfiomgr.containers.cdi.model import (
     DYNAMIC,
     CdiDevice,

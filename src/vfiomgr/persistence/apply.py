@@ -16,16 +16,13 @@ from vfiomgr.pci import drivers
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence import installed_layout
-from vfiomgr.persistence.facts import has_systemd
-from vfiomgr.persistence.initramfs.facts import read_preset_image
-from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS, VERIFIED
-from vfiomgr.persistence.model import RULES, UNIT, UNITS, is_rule_file
+from vfiomgr.persistence.facts import has_systemd, read_preset_image
+from vfiomgr.persistence.model import COMMANDS, HOOKS, RULES, UNIT, UNITS, VERIFIED, is_rule_file
 from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.host.programs import ProgramAnswer
     from vfiomgr.host.tree import HostTree
 
 _LISTING = 60.0
@@ -125,9 +122,14 @@ def _verify_image(tree: HostTree, tool: str) -> None:
     rules = [name for name in tree.children(RULES) if is_rule_file(name)]
     if answer is None or answer.status:
         sought = ", ".join(str(RULES / name) for name in rules)
-        why = trouble or f"{_why_not_listed(shown, answer)}; run {shown} manually"
+        if not trouble:
+            trouble = f"{shown} was not found or did not end within {_LISTING:g} seconds"
+            if answer is not None:
+                said = " ".join(answer.error.split()) or "no message"
+                trouble = f"{shown} ended with {answer.status}: {said}"
+            trouble += f"; run {shown} manually"
         warnings.warn(
-            f"the new initramfs was not verified: {why}, and look for {sought}", stacklevel=2
+            f"the new initramfs was not verified: {trouble}, and look for {sought}", stacklevel=2
         )
         return
     missing = [str(RULES / name) for name in rules if name not in answer.output]
@@ -137,13 +139,6 @@ def _verify_image(tree: HostTree, tool: str) -> None:
             f"may take the device first; see {shown}, and which tool builds the initramfs",
             stacklevel=2,
         )
-
-
-def _why_not_listed(shown: str, answer: ProgramAnswer | None) -> str:
-    if answer is None:
-        return f"{shown} was not found or did not end within {_LISTING:g} seconds"
-    said = " ".join(answer.error.split()) or "no message"
-    return f"{shown} ended with {answer.status}: {said}"
 
 
 def _listing(tree: HostTree, tool: str) -> tuple[tuple[str, ...] | None, str]:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refuse
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.text import parse_json, sealed
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
@@ -85,15 +86,11 @@ def render_record(installed: InstalledLayout) -> str:
     """Render the record as a JSON document."""
     import json  # noqa: PLC0415 - lists need none
 
-    rules = [
-        {"path": str(rule.path), "sha256": rule.sha256, "before": rule.before}
-        for rule in installed.rules
-    ]
     document = {
         "api_version": _VERSION,
         "kind": "InstalledLayout",
         "layout": installed.name,
-        "rules": rules,
+        "rules": to_jsonable(installed.rules),
     }
     return json.dumps(document, indent=2) + "\n"
 

@@ -1,16 +1,28 @@
-"""Persistent bindings: the driver of each function, and the owner of its nodes."""
+"""Persistent bindings, the initramfs, and the facet `host.files` of both.
+
+Some hosts have a tool for the initramfs that reads a hook of vfiomgr. On image-based hosts, /usr
+and the initramfs belong to a deployment, and a command of its manager changes the next one.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, get_args
+
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.jsonable import to_jsonable
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import TextFile, parse_json, sealed
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
-from vfiomgr.host.owners import NodeOwner
+from vfiomgr.host.owners import NodeFact, NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.owners import NodeAccess
 
 RULES = HostPath("/etc/udev/rules.d")
 DRIVERCTL = HostPath("/etc/driverctl.d")
@@ -115,15 +127,8 @@ def _binding(record: dict[str, object]) -> PersistedBinding:
     if record["api_version"] != _VERSION:
         message = f"api_version is {record['api_version']!r}"
         raise ValueError(message)
-    device, driver, module = record["device"], record["driver"], record["module"]
-    if not (isinstance(device, dict) and isinstance(driver, str) and isinstance(module, str)):
-        message = "not a record of vfiomgr"
-        raise TypeError(message)
-    identity = DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])})
-    owner = record["owner"]
-    return PersistedBinding(
-        identity, driver, module, NodeOwner(**owner) if isinstance(owner, dict) else None
-    )
+    fields = {name: value for name, value in record.items() if name != "api_version"}
+    return from_jsonable(PersistedBinding, fields)
 
 
 def _require_plain(binding: PersistedBinding) -> None:
@@ -297,3 +302,158 @@ def require_plain(program: str) -> str:
             "install vfiomgr at a path with only letters, digits and ._+/-",
         )
     return program
+
+
+Manager = Literal["rpm-ostree", "bootc", "transactional-update"]
+"""What deploys the initramfs of an image-based host."""
+TOOLS: tuple[str, ...] = ("initramfs-tools", "dracut", "mkinitcpio", *get_args(Manager))
+
+_DRACUT_HOOK = HostPath("/etc/dracut.conf.d/90-vfiomgr.conf")
+_MKINITCPIO_HOOK = HostPath("/etc/mkinitcpio.conf.d/vfiomgr.conf")
+HOOKS: dict[str, HostPath] = {
+    "initramfs-tools": HostPath("/etc/initramfs-tools/hooks/vfiomgr"),
+    "dracut": _DRACUT_HOOK,
+    "transactional-update": _DRACUT_HOOK,
+    "mkinitcpio": _MKINITCPIO_HOOK,
+}
+"""The file that the tool reads; those without an entry read none."""
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "initramfs-tools": ("update-initramfs", "-u", "-k", "all"),
+    "dracut": ("dracut", "--force", "--regenerate-all"),
+    "mkinitcpio": ("mkinitcpio", "-P"),
+    "rpm-ostree": ("rpm-ostree", "initramfs-etc", "--force-sync"),
+    "transactional-update": ("transactional-update", "initrd"),
+}
+"""What rebuilds the initramfs. That of bootc is part of an image, which is built elsewhere.
+
+rpm-ostree adds the files of /etc that it is told to track, without dracut: treefile.rs and
+initramfs.rs of its source. transactional-update runs dracut in a new snapshot, which has the /etc
+of the running system: sbin/transactional-update.in.
+"""
+VERIFIED = ("initramfs-tools", "dracut", "mkinitcpio")
+"""Tools whose image for the running kernel is listed after a rebuild.
+
+Others write it for a later boot, or to a path that their boot loader chooses.
+"""
+
+_HOOK = """\
+#!/bin/sh
+# vfiomgr: its rules, and the modules that they name, for update-initramfs.
+case "$1" in
+prereqs)
+    echo udev
+    exit 0
+    ;;
+esac
+. /usr/share/initramfs-tools/hook-functions
+for rules in /etc/udev/rules.d/05-vfiomgr-*.rules; do
+    [ -e "$rules" ] || continue
+    mkdir -p "$DESTDIR/etc/udev/rules.d"
+    cp -p "$rules" "$DESTDIR/etc/udev/rules.d/"
+    for module in $(sed -n 's/.*"kmod load \\([A-Za-z0-9_-]*\\)".*/\\1/p' "$rules"); do
+        manual_add_modules "$module"
+    done
+done
+"""
+
+
+class Initramfs(Value):
+    """The configuration of the host's initramfs tool; module names with `_` for `-`."""
+
+    tool: str
+    """One of `TOOLS`, or the name of another program: it is unknown what that includes."""
+    modules: tuple[str, ...] = ()
+    """Modules that it includes by name."""
+    classes: tuple[str, ...] = ()
+    """Prefixes of the PCI classes whose drivers it includes."""
+    omitted: tuple[str, ...] = ()
+    """Modules that it always excludes."""
+    reads_fragments: bool = True
+    """Whether the tool reads the directory for vfiomgr's hook."""
+    configuration: str | None = None
+    """The file that the preset of the running kernel names instead of mkinitcpio.conf."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what it includes, and how to add rules."""
+        return self.tool in TOOLS
+
+    def brings(self, module: str | None, class_code: str) -> bool:
+        """Whether it includes the driver of a function, as far as is known."""
+        name = (module or "").replace("-", "_")
+        if not self.is_known:
+            return True
+        if name in self.omitted:
+            return False
+        return name in self.modules or class_code.startswith(self.classes or ("none",))
+
+
+def hook_mode(tool: str) -> int:
+    """The mode of the hook's file."""
+    return 0o755 if tool == "initramfs-tools" else 0o644
+
+
+def render_hook(tool: str, bindings: Iterable[PersistedBinding]) -> str:
+    """Render the hook for these bindings."""
+    if tool == "initramfs-tools":
+        return sealed(_HOOK)
+    is_for_dracut = HOOKS[tool] == _DRACUT_HOOK
+    reader = "dracut" if is_for_dracut else "mkinitcpio"
+    head = f"# vfiomgr: its rules, and the modules that they name, for {reader}.\n"
+    if is_for_dracut:
+        return sealed(head + dracut_lines(bindings))
+    files, modules = _contents(bindings)
+    return sealed(f"{head}FILES+=({files})\nMODULES+=({modules})\n")
+
+
+def dracut_lines(bindings: Iterable[PersistedBinding]) -> str:
+    """The lines of dracut.conf(5) that add the rules and their modules."""
+    files, modules = _contents(bindings)
+    return f'install_items+=" {files} "\nadd_drivers+=" {modules} "\n'
+
+
+def _contents(bindings: Iterable[PersistedBinding]) -> tuple[str, str]:
+    kept = sorted(bindings, key=lambda binding: binding.address)
+    files = " ".join(rule_file(binding.address) for binding in kept)
+    return files, " ".join(sorted({binding.module for binding in kept}))
+
+
+class FileFacts(Value, dict=True, rename={"texts": "files"}):
+    """What persists across reboots, and the owners of nodes."""
+
+    texts: tuple[TextFile, ...] = ()
+    """The files of vfiomgr below /etc, and those of driverctl."""
+    nodes: tuple[NodeFact, ...] = ()
+    initramfs: Initramfs | None = None
+    """None if no supported tool is installed."""
+    has_systemd: bool = False
+
+    @cached_property
+    def bindings(self) -> tuple[PersistedBinding, ...]:
+        """The bindings in vfiomgr's rules, sorted by address."""
+        texts = [file.text for file in self.texts if file.path.startswith(RULES)]
+        found = [binding for binding in map(parse_rule, texts) if binding is not None]
+        return tuple(sorted(found, key=lambda binding: binding.address))
+
+    @cached_property
+    def driverctl_overrides(self) -> tuple[DriverctlOverride, ...]:
+        """The overrides of driverctl, sorted by address."""
+        files = [file for file in self.texts if file.path.startswith(DRIVERCTL)]
+        found = [entry for entry in map(parse_driverctl, files) if entry is not None]
+        return tuple(sorted(found, key=lambda entry: entry.address))
+
+    @cached_property
+    def _access_by_node(self) -> dict[str, NodeAccess]:
+        return {node.path: node.access for node in self.nodes}
+
+    def binding(self, address: PciAddress) -> PersistedBinding | None:
+        """The binding in vfiomgr's rule for an address."""
+        return next((b for b in self.bindings if b.address == address), None)
+
+    def text(self, path: str) -> str | None:
+        """The text of a file of vfiomgr."""
+        return next((file.text for file in self.texts if file.path == path), None)
+
+    def access(self, path: str) -> NodeAccess | None:
+        """Owner and mode of a node of VFIO."""
+        return self._access_by_node.get(path)

@@ -1,7 +1,8 @@
-"""Plans for udev rules, hooks, node owners and prepared configuration files."""
+"""Plans for udev rules, the initramfs, node owners and prepared configuration files."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -10,7 +11,6 @@ from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
-from vfiomgr.persistence.initramfs.plan import initramfs_part
 from vfiomgr.persistence.installed_layout import (
     layout_name,
     of_layout,
@@ -18,21 +18,30 @@ from vfiomgr.persistence.installed_layout import (
     replacement_notes,
 )
 from vfiomgr.persistence.model import (
+    COMMANDS,
+    HOOKS,
     SWEPT,
     UNIT,
+    VERIFIED,
     PersistedBinding,
+    dracut_lines,
+    hook_mode,
+    render_hook,
     render_rule,
     render_unit,
     rule_file,
 )
-from vfiomgr.persistence.part import Part, bindings, replaced
 from vfiomgr.persistence.steps import (
     ChangeFiles,
     ForgetPersisted,
     ImportDriverctl,
     LoadModule,
+    Part,
+    RebuildInitramfs,
     ReplaceFile,
     SetNodeAccess,
+    bindings,
+    replaced,
 )
 
 if TYPE_CHECKING:
@@ -40,12 +49,11 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.owners import NodeAccess, NodeOwner
     from vfiomgr.passthrough.steps import Bind, Unbind
+    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.persistence.model import DriverctlOverride
-    from vfiomgr.persistence.part import Bindings
-    from vfiomgr.persistence.steps import FileChange
+    from vfiomgr.persistence.model import DriverctlOverride, Initramfs
+    from vfiomgr.persistence.steps import Bindings, FileChange
     from vfiomgr.snapshot.model import HostSnapshot
-
 
 LOCK = "persistence"
 
@@ -123,7 +131,12 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
         addresses = tuple(binding.address for binding in host.files.bindings)
         staying = [a for a in addresses if of_layout(host, a) is not None]
         addresses = tuple(a for a in addresses if a not in staying)
-        notes += [_of_layout_note(host, staying)] if staying else []
+        if staying:
+            names = ", ".join(map(str, staying))
+            notes.append(
+                f"keeping rules of the layout {layout_name(host)} ({names}); remove them with: "
+                "vfiomgr layout uninstall"
+            )
     gone = [a for a in addresses if host.files.text(rule_file(a)) is None]
     there = [a for a in addresses if a not in gone]
     notes += [*removal_notes(host, there), *_staying_notes(host, there)]
@@ -135,13 +148,6 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
         notes=(*notes, *part.notes),
         already=tuple(f"no rule for {address}" for address in gone)
         or (() if addresses or notes else ("no persistent bindings",)),
-    )
-
-
-def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
-    return (
-        f"keeping rules of the layout {layout_name(host)} ({', '.join(map(str, staying))}); "
-        "remove them with: vfiomgr layout uninstall"
     )
 
 
@@ -220,7 +226,9 @@ def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebui
     steps = [
         step
         for address in sorted({*bindings(host), *wanted})
-        for step in replaced(host, rule_file(address), _rendered(wanted.get(address)))
+        for step in replaced(
+            host, rule_file(address), render_rule(wanted[address]) if address in wanted else None
+        )
     ]
     notes: list[str] = []
     if not wanted:
@@ -233,10 +241,6 @@ def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebui
         )
     image = initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
     return Part((*steps, *image.steps), (*notes, *image.notes), locks=(LOCK,))
-
-
-def _rendered(binding: PersistedBinding | None) -> str | None:
-    return None if binding is None else render_rule(binding)
 
 
 def _access_steps(
@@ -349,3 +353,145 @@ def _remaining(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
             refuse("file-changed", path, message, "check the file, then run the command again")
         done = len(texts) - 1 - texts[::-1].index(current)
         yield from (number for number, _ in changes[done:])
+
+
+_NEW_ROOT = {
+    "rpm-ostree": "the new initramfs belongs to a new deployment: reboot to use it, and upgrade "
+    "with rpm-ostree, since `bootc upgrade` refuses a system that rpm-ostree changed",
+    "transactional-update": "the new initramfs belongs to a new snapshot: reboot to use it, or "
+    "pass --continue to further transactional-update commands",
+}
+"""What is not in effect at each next boot, since another deployment may be made in between."""
+_BY_HAND = {
+    "rpm-ostree": "run rpm-ostree status, which lists them as InitramfsEtc",
+    "transactional-update": "after the reboot, run lsinitrd IMAGE, with the path in the boot entry",
+}
+"""How to look for the rules in the images of tools that are not VERIFIED."""
+
+
+def initramfs_part(
+    host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
+) -> Part:
+    """Plan the hook if the initramfs includes a driver, and the rebuild if rules change."""
+    image = host.files.initramfs
+    if image is None:
+        return Part()
+    hook = HOOKS.get(image.tool)
+    if hook is not None:
+        return _by_hook(host, image, hook, wanted, rebuild=rebuild, is_changed=is_changed)
+    if not is_changed:
+        return Part()
+    if image.tool == "rpm-ostree":
+        return _tracked(host, wanted, rebuild=rebuild)
+    if not image.is_known:
+        return _unsupported(host, image, wanted)
+    brought = [binding for binding in wanted.values() if _is_brought(host, binding)]
+    return Part(notes=(_of_image(brought),)) if brought else Part()
+
+
+def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it found
+    host: HostSnapshot,
+    image: Initramfs,
+    hook: HostPath,
+    wanted: Bindings,
+    *,
+    rebuild: bool,
+    is_changed: bool,
+) -> Part:
+    had_hook = host.files.text(hook) is not None
+    needed = bool(wanted) and (had_hook or any(_is_brought(host, b) for b in wanted.values()))
+    if not (needed or had_hook):
+        return Part()
+    text = render_hook(image.tool, wanted.values()) if needed else None
+    command = COMMANDS[image.tool]
+    if text is not None and not image.reads_fragments:
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        place = image.configuration or "/etc/mkinitcpio.conf"
+        advice = f"add {' and '.join(lines)} to {place}, then run {' '.join(command)}"
+        note = f"the initramfs includes a host driver: {advice}"
+        return Part(notes=(note,) if is_changed else ())
+    steps: list[Step] = [*replaced(host, hook, text, hook_mode(image.tool))]
+    if not (steps or is_changed):
+        return Part()
+    return _rebuilt(image.tool, command, steps, rebuild=rebuild)
+
+
+def _tracked(host: HostSnapshot, wanted: Bindings, *, rebuild: bool) -> Part:
+    """Have rpm-ostree add the rules to the initramfs of each deployment, or no longer.
+
+    A rule alone keeps host drivers away: it sets driver_override; the module is loaded later. If a
+    tracked file does not exist, no deployment can be made any more (initramfs.rs); to track no
+    file twice, or not to track one that is not tracked, changes nothing (treefile.rs).
+    """
+    before = bindings(host)
+    gone = sorted(before.keys() - wanted.keys())
+    if not any(_is_brought(host, binding) for binding in (*before.values(), *wanted.values())):
+        return Part()
+    untracked = (f"--untrack={rule_file(address)}" for address in gone)
+    tracked = (f"--track={rule_file(address)}" for address in sorted(wanted))
+    command = (*COMMANDS["rpm-ostree"], *untracked, *tracked)
+    part = _rebuilt("rpm-ostree", command, (), rebuild=rebuild)
+    if rebuild or not gone:
+        return part
+    told = "rpm-ostree cannot deploy anything while it tracks a file that does not exist"
+    return part.with_notes((told,))
+
+
+def _rebuilt(tool: str, command: Sequence[str], steps: Iterable[Step], *, rebuild: bool) -> Part:
+    if rebuild:
+        told = _NEW_ROOT.get(tool)
+        notes = () if told is None else (told,)
+        if tool not in VERIFIED:
+            what = "vfiomgr does not verify that the new initramfs contains the rules"
+            notes = (*notes, f"{what}: to look for them, {_BY_HAND[tool]}")
+        return Part((*steps, RebuildInitramfs(tuple(command))), notes)
+    how = f"rebuild it with {shlex.join(command)}"
+    return Part(
+        tuple(steps), (f"the initramfs must include the rules: {how}, or pass --update-initramfs",)
+    )
+
+
+def _of_image(brought: Sequence[PersistedBinding]) -> str:
+    """What to change in the image of a bootc host, whose initramfs is built with the image."""
+    files = " ".join(rule_file(binding.address) for binding in brought)
+    lines = " and ".join(dracut_lines(brought).splitlines())
+    return (
+        "the initramfs includes a host driver, and belongs to the bootc image: when the image is "
+        f"built, copy {files} into it, write {lines} to /usr/lib/dracut/dracut.conf.d/"
+        "90-vfiomgr.conf, and run dracut"
+    )
+
+
+def _unsupported(host: HostSnapshot, image: Initramfs, wanted: Bindings) -> Part:
+    """What to do if vfiomgr does not know what a tool includes.
+
+    Hooks for other tools are removed: they name rules that may not exist any more.
+    """
+    hooks = {hook: hook_mode(tool) for tool, hook in HOOKS.items()}
+    steps = [step for hook, mode in hooks.items() for step in replaced(host, hook, None, mode)]
+    if wanted:
+        files = " ".join(rule_file(address) for address in sorted(wanted))
+        note = (
+            "cannot tell whether the initramfs includes a host driver: "
+            f"{image.tool} is not supported. If it does, leave the driver out, or add {files}; "
+            "then rebuild it"
+        )
+    else:
+        note = f"{image.tool} is not supported: rebuild the initramfs if it includes removed rules"
+    return Part(tuple(steps), (note,))
+
+
+def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
+    """Whether the initramfs includes the function's host driver or its VFIO driver."""
+    image = host.files.initramfs
+    return image is not None and (
+        image.brings(_host_module(host, binding), binding.device.class_code)
+        or binding.module in image.modules
+    )
+
+
+def _host_module(host: HostSnapshot, binding: PersistedBinding) -> str | None:
+    """The module of the function's host driver."""
+    device = next((d for d in host.devices if d.address == binding.address), None)
+    origin = None if device is None else host.origin(device)
+    return origin.driver_module if origin else device.driver_module if device else None

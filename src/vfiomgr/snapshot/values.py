@@ -16,7 +16,7 @@ from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.pci.translation import Translation
-from vfiomgr.persistence.facet import FileFacts
+from vfiomgr.persistence.model import FileFacts
 from vfiomgr.users.facet import UserFacts
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu, VgpuFacts

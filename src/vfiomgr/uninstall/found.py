@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
+from vfiomgr.containers.runtimes.entries import prepare_removals
 from vfiomgr.containers.runtimes.location import recorded_places
 from vfiomgr.containers.runtimes.record import (
     InstalledRuntime,
@@ -15,7 +16,6 @@ from vfiomgr.containers.runtimes.record import (
     runtime_at,
     text_of_record,
 )
-from vfiomgr.containers.runtimes.uninstall import prepare_removals
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import is_sealed
 from vfiomgr.errors import InvalidDocument, Refusal
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree
+
+    _Prepared = tuple[Prepared, str | None]
 
 LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
@@ -162,11 +164,11 @@ def _remove_entries(tree: HostTree) -> _Entries:
     prepared: list[Prepared] = []
     notes: list[str] = []
     for place in recorded_places(tree):
-        names, staying = _removable(tree, place, told or "")
+        found, staying = _removable(tree, place, told or "")
         notes += staying
-        if not names:
+        if found is None:
             continue
-        ready, told = prepare_removals(tree, place, names, told or "", _COMMAND)
+        ready, told = found
         restart = f"restart {place.program} to apply the change"
         unchecked = (f"not checked: {text}" for text in ready.unchecked)
         request = replace(ready.request, notes=(*ready.request.notes, *unchecked, restart))
@@ -177,33 +179,33 @@ def _remove_entries(tree: HostTree) -> _Entries:
 
 def _removable(
     tree: HostTree, place: RuntimeLocation, told: str
-) -> tuple[tuple[str, ...], list[str]]:
-    """The entries of a place that can be removed together, and notes about the others.
+) -> tuple[_Prepared | None, list[str]]:
+    """The removal of the entries of a place that can be removed, and notes about the others.
 
     An edited entry stays, with the settings that it shares with others.
     """
     runtime = runtime_at(parse_record(told), place.program, place.main)
     names = tuple(entry.name for entry in runtime.entries)
-    why = _refusal_of(tree, place, names, told)
-    if why is None:
-        return names, []
-    alone = {name: _refusal_of(tree, place, (name,), told) for name in names}
-    free = tuple(name for name, reason in alone.items() if reason is None)
-    if not free or _refusal_of(tree, place, free, told) is not None:
-        return (), [f"entries of {place} stay: {why}"]
-    edited = ((name, reason) for name, reason in alone.items() if reason is not None)
-    return free, [f"entry {name} of {place} stays: {reason}" for name, reason in edited]
+    every = _prepared(tree, place, names, told)
+    if not isinstance(every, str):
+        return every, []
+    alone = {name: _prepared(tree, place, (name,), told) for name in names}
+    edited = {name: reason for name, reason in alone.items() if isinstance(reason, str)}
+    others = tuple(name for name in names if name not in edited)
+    found = _prepared(tree, place, others, told) if others else every
+    if isinstance(found, str):
+        return None, [f"entries of {place} stay: {every}"]
+    return found, [f"entry {name} of {place} stays: {why}" for name, why in edited.items()]
 
 
-def _refusal_of(
+def _prepared(
     tree: HostTree, place: RuntimeLocation, names: tuple[str, ...], told: str
-) -> str | None:
-    """Why entries of a place cannot be removed, with the remedy."""
+) -> _Prepared | str:
+    """The removal of entries, and the record without them; or why it is refused."""
     try:
-        prepare_removals(tree, place, names, told, _COMMAND)
+        return prepare_removals(tree, place, names, told, _COMMAND)
     except (Refusal, InvalidDocument) as error:
         return f"{error.message}; {error.remedy}"
-    return None
 
 
 def _kata_files(

@@ -21,8 +21,7 @@ from vfiomgr.check.plan import check
 from vfiomgr.documents.text import TextFile
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.initramfs.model import Initramfs
-from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule, rule_file
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from vfiomgr.containers.cdi.grammar import CONSUMERS
+from vfiomgr.containers.cdi.rules import CONSUMERS
 
 ALL = frozenset(consumer.name for consumer in CONSUMERS)
 OLD_CRATE = frozenset({"kata-rs-3.31"})

@@ -9,8 +9,8 @@ from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, 
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check, other_nodes
-from vfiomgr.containers.cdi.grammar import CONSUMERS, consumers_named
 from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.containers.cdi.rules import CONSUMERS, consumers_named
 from vfiomgr.errors import UsageError
 from vfiomgr.vgpu.model import Vgpu
 

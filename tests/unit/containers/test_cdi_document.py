@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vfiomgr.containers.cdi.document import (
+    KEYS,
+    key_at,
     parse_specification,
     render_specification,
 )
-from vfiomgr.containers.cdi.grammar import KEYS, key_at
 from vfiomgr.containers.cdi.model import (
     CdiDevice,
     CdiDeviceNode,
@@ -25,7 +26,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.cdi.grammar import Family
+    from vfiomgr.containers.cdi.document import Family
 
 FAMILIES: tuple[Family, ...] = ("go", "rust")
 _EVERYTHING = CdiSpecification(

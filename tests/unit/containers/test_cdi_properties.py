@@ -12,8 +12,8 @@ from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import parse_specification, render_specification
-from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferRequest
+from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.errors import Refusal
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version

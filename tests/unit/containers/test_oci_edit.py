@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.containers.oci_texts import DENIED, TEXTS, configuration
-from vfiomgr.containers.oci.edit import CDI_ANNOTATION, Edit, eject, inject
-from vfiomgr.containers.oci.model import RECORD, ContainerDevice, DeviceNode, Injection
+from vfiomgr.containers.oci.edit import CDI_ANNOTATION, RECORD, Edit, eject, inject
+from vfiomgr.containers.oci.nodes import ContainerDevice, DeviceNode, Injection
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.host.owners import NodeAccess

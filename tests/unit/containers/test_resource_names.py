@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, offered, vgpu_node
-from vfiomgr.containers.cdi.grammar import is_annotation_key, is_kind
+from vfiomgr.containers.cdi.document import is_annotation_key, is_kind
 from vfiomgr.containers.resource_names import (
     LONGEST,
     DeviceKind,

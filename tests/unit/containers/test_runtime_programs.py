@@ -24,10 +24,9 @@ from tests.unit.runtimes import (
     uninstall,
 )
 from vfiomgr.containers.runtimes.apply import apply_prepared
-from vfiomgr.containers.runtimes.install import prepare_entry
+from vfiomgr.containers.runtimes.entries import prepare_entry, prepare_removal
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest
-from vfiomgr.containers.runtimes.uninstall import prepare_removal
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath

@@ -35,7 +35,7 @@ from tests.unit.runtimes import (
 )
 from vfiomgr.containers.runtimes import apply
 from vfiomgr.containers.runtimes.apply import apply_prepared, change
-from vfiomgr.containers.runtimes.install import prepare_entry
+from vfiomgr.containers.runtimes.entries import prepare_entry
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RuntimeRequest, Setting
 from vfiomgr.containers.runtimes.record import RECORD, Decision
@@ -1019,7 +1019,7 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
         put(kernel, MAIN, f"{V2}# by somebody else\n")
         return told
 
-    monkeypatch.setattr("vfiomgr.containers.runtimes.install.dump", meanwhile)
+    monkeypatch.setattr("vfiomgr.containers.runtimes.entries.dump", meanwhile)
     prepared = prepare(kernel)
     with pytest.raises(Refusal, match=r"config\.toml was changed by another program"):
         apply_prepared(prepared, ApplyContext(kernel))

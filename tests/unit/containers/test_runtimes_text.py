@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.entries import remove
 from vfiomgr.containers.runtimes.model import ConfigFile, Setting, covers, shown
 from vfiomgr.containers.runtimes.record import (
     ChangedFile,
@@ -21,7 +22,6 @@ from vfiomgr.containers.runtimes.record import (
     parse_record,
     render_record,
 )
-from vfiomgr.containers.runtimes.removal import remove
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath
 

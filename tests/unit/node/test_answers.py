@@ -13,10 +13,9 @@ from tests.unit.containers.test_cdi_properties import hosts
 from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from vfiomgr.containers.cdi.check import check
-from vfiomgr.containers.cdi.document import render_specification
-from vfiomgr.containers.cdi.grammar import CONSUMERS as CDI_CONSUMERS
-from vfiomgr.containers.cdi.grammar import is_annotation_key
+from vfiomgr.containers.cdi.document import is_annotation_key, render_specification
 from vfiomgr.containers.cdi.model import DYNAMIC, CdiFile, own_file
+from vfiomgr.containers.cdi.rules import CONSUMERS as CDI_CONSUMERS
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner

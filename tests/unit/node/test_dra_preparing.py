@@ -25,7 +25,7 @@ from tests.unit.node.dra_claims import (
 from tests.unit.node.stories import gpu_node, unit
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.document import parse_specification
-from vfiomgr.containers.cdi.grammar import CONSUMERS
+from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree

@@ -29,8 +29,7 @@ from vfiomgr.pci.facts import read_driver_state, read_identity
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
 from vfiomgr.persistence.facts import rules_changed
-from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS
-from vfiomgr.persistence.model import UNIT, render_rule, rule_file
+from vfiomgr.persistence.model import COMMANDS, HOOKS, UNIT, render_rule, rule_file
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,

@@ -10,9 +10,10 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import vfio_group_node
-from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
 from vfiomgr.persistence.model import (
+    HOOKS,
     UNIT,
+    Initramfs,
     PersistedBinding,
     render_rule,
     render_unit,

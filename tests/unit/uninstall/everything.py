@@ -23,8 +23,7 @@ from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.node.model import FEATURES
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import RUNTIME, HostPath
-from vfiomgr.persistence.initramfs.model import HOOKS, render_hook
-from vfiomgr.persistence.model import SWEPT
+from vfiomgr.persistence.model import HOOKS, SWEPT, render_hook
 from vfiomgr.uninstall.found import find
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SCRIPT, HostPath
 from vfiomgr.persistence import installed_layout as layouts
-from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.installed_layout import FILE, RECORD
-from vfiomgr.persistence.model import UNIT
+from vfiomgr.persistence.model import HOOKS, UNIT
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_name
     kernel = everything(tmp_path)
     drop_in = "/etc/containerd/conf.d/50-vfiomgr.toml"
     text = kernel.read_text(HostPath(drop_in)) or ""
-    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim", 1))
+    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim"))
     done = api.apply(request_for(kernel), tree=kernel)
     assert any(note.startswith("entries of containerd 2.1.9 stay: ") for note in done.plan.notes)
     assert kernel.exists(HostPath(drop_in))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer
 from vfiomgr.containers.cdi.model import (
     DYNAMIC,
     STATIC,
@@ -18,7 +17,14 @@ from vfiomgr.containers.cdi.model import (
     CdiSpecification,
     fault,
 )
-from vfiomgr.containers.cdi.rules import FILE_RULES, CdiFinding, faults, for_consumers
+from vfiomgr.containers.cdi.rules import (
+    FILE_RULES,
+    PREFERS_STATIC,
+    CdiFinding,
+    Consumer,
+    faults,
+    for_consumers,
+)
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.guests.nodes import VFIO, NodeDevice, is_vfio_node, resolve
 from vfiomgr.pci.model import is_address

@@ -30,8 +30,8 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi import named as library
 from vfiomgr.containers.cdi.completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.containers.cdi.document import document_of, render_specification
-from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.model import DIRECTORIES, OLD_DYNAMIC, Lifetime
+from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
 from vfiomgr.diagnostic import most_findings
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError
@@ -46,10 +46,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
-    from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import CdiSpecification
     from vfiomgr.containers.cdi.requests import WriteCdi
-    from vfiomgr.containers.cdi.rules import CdiFinding
+    from vfiomgr.containers.cdi.rules import CdiFinding, Consumer
     from vfiomgr.diagnostic import Severity
 
 

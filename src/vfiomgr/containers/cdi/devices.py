@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.cdi.document import parse_specification, read_file, render_specification
-from vfiomgr.containers.cdi.grammar import ANY, CONSUMERS, consumers_named, is_kind, needed_version
+from vfiomgr.containers.cdi.document import (
+    is_kind,
+    needed_version,
+    parse_specification,
+    read_file,
+    render_specification,
+)
 from vfiomgr.containers.cdi.model import (
     DYNAMIC,
     PGPU,
@@ -17,7 +22,7 @@ from vfiomgr.containers.cdi.model import (
     device_nodes,
     shared_nodes,
 )
-from vfiomgr.containers.cdi.rules import faults
+from vfiomgr.containers.cdi.rules import ANY, CONSUMERS, consumers_named, faults
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.guests.nodes import (

@@ -12,9 +12,8 @@ from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.cdi import check as judge
 from vfiomgr.containers.cdi import devices as cdi_devices
 from vfiomgr.containers.cdi.devices import kind_notes, nothing_ready, specification_of
-from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
+from vfiomgr.containers.cdi.document import is_called, is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.facts import read_cdi_files
-from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named, is_called
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -25,6 +24,7 @@ from vfiomgr.containers.cdi.model import (
     OfferRequest,
 )
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
+from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
 from vfiomgr.documents.text import STANDARD_INPUT, text_of
 from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath

@@ -13,8 +13,14 @@ from vfiomgr.containers.cdi.devices import (
     refuse_unread,
     specification_of,
 )
-from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
-from vfiomgr.containers.cdi.grammar import CONSUMERS, is_called, needed_version, version_of
+from vfiomgr.containers.cdi.document import (
+    is_called,
+    is_readable,
+    needed_version,
+    read_file,
+    render_specification,
+    version_of,
+)
 from vfiomgr.containers.cdi.model import (
     DIRECTORIES,
     STATIC,
@@ -24,6 +30,7 @@ from vfiomgr.containers.cdi.model import (
     own_file,
 )
 from vfiomgr.containers.cdi.requests import GOES, RemoveCdi, WriteCdi
+from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
@@ -304,7 +311,8 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
             continue
         specification = read_file(file)
         if not is_readable(specification):
-            if request.of_kind is not None and not _is_file_of(file, request.of_kind):
+            name = file.path.rpartition("/")[2]
+            if request.of_kind is not None and name != own_file(STATIC, request.of_kind).name:
                 continue
             if request.every and file.text is not None:
                 steps.append(ReplaceFile(file.path, file.text, None))
@@ -340,11 +348,6 @@ def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
     return f"{file.path} is no longer a valid specification ({why}) and is not changed: {remedy}"
 
 
-def _is_file_of(file: CdiFile, kind: str) -> bool:
-    """Whether a file has the name of vfiomgr's file for a kind."""
-    return file.path.rpartition("/")[2] == own_file(STATIC, kind).name
-
-
 def _already(
     request: RemoveCdi, lacking: Iterable[str], steps: Iterable[ReplaceFile]
 ) -> tuple[str, ...]:
@@ -359,11 +362,11 @@ def _already(
 def _goes(
     host: HostSnapshot, specification: CdiSpecification, device: CdiDevice, request: RemoveCdi
 ) -> bool:
-    if request.every:
-        return True
-    if request.stale and is_stale(host, device):
-        return True
-    return any(is_called(specification.qualified(device), name) for name in request.names)
+    return (
+        request.every
+        or (request.stale and is_stale(host, device))
+        or any(is_called(specification.qualified(device), name) for name in request.names)
+    )
 
 
 def _of_others(

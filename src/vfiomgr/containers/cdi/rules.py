@@ -1,4 +1,4 @@
-"""Rules of one CDI specification: what libraries refuse in it, in their own order.
+"""Consumers of CDI specifications, and the rules of one file: what their libraries refuse in it.
 
 A finding names the consumers whose libraries refuse the file for it.
 """
@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import asdict
 
-from vfiomgr.containers.cdi import grammar
-from vfiomgr.containers.cdi.grammar import KEYS, Consumer, key_at, version_of
+from vfiomgr.containers.cdi.document import (
+    FIRST,
+    KEYS,
+    is_annotation_key,
+    is_device_name,
+    is_part,
+    key_at,
+    needed_version,
+    needs,
+    version_of,
+)
 from vfiomgr.containers.cdi.model import CdiSpecification, fault
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.text import shown_path
+from vfiomgr.errors import UsageError
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
 from vfiomgr.value import Value, values_by_key
@@ -21,14 +31,143 @@ from vfiomgr.value import Value, values_by_key
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.cdi.grammar import Key, Trait
+    from vfiomgr.containers.cdi.document import Family, Key
     from vfiomgr.containers.cdi.model import (
         CdiDeviceNode,
+        CdiFile,
         CdiHook,
         CdiNetDevice,
         CdiOddity,
     )
     from vfiomgr.documents.text import Path
+
+ANY = "any"
+_EXACT = (".json", ".yaml")
+
+
+_V_0_6, _V_0_7 = Version(0, 6), Version(0, 7)
+_V_1_0, _V_1_1 = Version(1, 0), Version(1, 1)
+
+
+class Trait(Value):
+    """What the libraries do since a version of CDI; None: never. The first crate has 0.7."""
+
+    go: Version | None
+    rust: Version | None
+
+
+REFUSES_UNKNOWN_KEYS = Trait(FIRST, _V_1_0)
+REFUSES_REMOVED_KEYS = Trait(FIRST, None)
+"""Keys that its own version does not have any more."""
+REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION = Trait(None, _V_1_1)
+REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED = Trait(_V_1_1, _V_1_1)
+MINDS_CASE = Trait(None, FIRST)
+"""The crate before 1.0 ignores a key in another case, unless the key is required."""
+REFUSES_SECOND_DOCUMENT = Trait(None, FIRST)
+"""The others read the first one."""
+REFUSES_NO_DEVICES = Trait(_V_1_0, _V_1_0)
+"""validate of pkg/cdi/spec.go."""
+REQUIRES_KEY_OF_DEVICES = Trait(_V_1_0, FIRST)
+REFUSES_EMPTY_EDITS = Trait(FIRST, _V_1_0)
+ACCEPTS_NODE_TYPES = Trait(FIRST, _V_1_0)
+"""The first crate has the test inverted."""
+ACCEPTS_NO_PERMISSIONS = Trait(None, _V_1_1)
+"""`permissions: none`."""
+ACCEPTS_V = Trait(_V_0_6, FIRST)
+"""`cdiVersion: v0.6.0`."""
+COMPARES_STATED_VERSION = Trait(Version(0, 5, 4), FIRST)
+"""Whether the stated version supports all used features."""
+ACCEPTS_DOT_IN_CLASS = Trait(_V_0_6, FIRST)
+PANICS_AT_ONE_LETTER = Trait(FIRST, None)
+CHECKS_ANNOTATIONS = Trait(None, FIRST)
+"""ValidateSpecAnnotations in Go gets a type that it ignores."""
+CHECKS_RDT = Trait(_V_0_7, _V_0_7)
+ACCEPTS_ROOT_CLOS = Trait(_V_1_1, None)
+CHECKS_NET_DEVICES = Trait(_V_1_1, _V_1_1)
+COUNTS_DISABLED_MONITORING = Trait(None, _V_1_1)
+"""`enableMonitoring: false` needs 1.1 too (requiresV110 in specs-go/version.go)."""
+PREFERS_STATIC = Trait(None, FIRST)
+"""If both directories have a name: the crate gets them in reverse order."""
+
+
+class Consumer(Value):
+    """A program that reads specifications.
+
+    The Go library is tags.cncf.io/container-device-interface, the Rust library is the crate
+    container-device-interface; the version is that of the newest CDI that they support (go.mod and
+    Cargo.lock at the tags; Debian builds with its own library).
+    """
+
+    name: str
+    title: str
+    library: Version
+    is_rust: bool = False
+    is_kata: bool = False
+    """Whether one unreadable file, or a duplicate name, makes all requests for CDI devices fail.
+
+    Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log. Rust: so
+    does handle_cdi_devices of pod-resources-rs, and its cache also stops at the first such file."""
+
+    def has(self, trait: Trait) -> bool:
+        """Whether its library has a trait."""
+        since = trait.rust if self.is_rust else trait.go
+        return since is not None and self.library >= since
+
+    @property
+    def family(self) -> Family:
+        """The family of its library."""
+        return "rust" if self.is_rust else "go"
+
+    def reads(self, file: CdiFile) -> bool:
+        """Whether it reads a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
+        if self.is_rust:
+            return file.path.lower().endswith(_EXACT)
+        return file.path.endswith(_EXACT) and "/" not in file.below
+
+    def __str__(self) -> str:
+        """`Kata's Go runtime (CDI library 0.6)`."""
+        kind = "crate" if self.is_rust else "library"
+        return f"{self.title} (CDI {kind} {self.library.major}.{self.library.minor})"
+
+
+CONSUMERS = (
+    Consumer("kata-go", "Kata's Go runtime", Version(0, 6), is_kata=True),
+    Consumer("kata-rs-3.31", "Kata's runtime-rs 3.31", Version(0, 7), is_rust=True, is_kata=True),
+    Consumer("kata-rs", "Kata's runtime-rs", Version(1, 1), is_rust=True, is_kata=True),
+    Consumer("containerd-1.7", "containerd 1.7", Version(0, 5, 4)),
+    Consumer("containerd-1.7.12", "containerd 1.7.12", Version(0, 6)),
+    Consumer("containerd-1.7.16", "containerd 1.7.16", Version(0, 7)),
+    Consumer("containerd-1.7.27", "containerd 1.7.27", Version(0, 8)),
+    Consumer("containerd-2.0", "containerd 2.0", Version(0, 8)),
+    Consumer("containerd-2.1", "containerd 2.1", Version(1, 0)),
+    Consumer("containerd-2.3", "containerd 2.3", Version(1, 1)),
+    Consumer("podman-4.3", "Podman 4.3", Version(0, 5, 2)),
+    Consumer("podman-4.9", "Podman 4.9", Version(0, 6)),
+    Consumer("podman-5.4", "Podman 5.4", Version(0, 8)),
+    Consumer("podman-5.8", "Podman 5.8", Version(1, 0)),
+)
+"""Each name stands for that release and later ones: runtime-rs has crate 0.1.2 up to 3.32 and
+1.1.1 since 4.0, containerd-2.1 is 2.0.5 to 2.2.0, and containerd-2.3 is 2.2.1 and later."""
+NAMES = (
+    ANY,
+    *dict.fromkeys(c.name.partition("-")[0] for c in CONSUMERS),
+    *(c.name for c in CONSUMERS),
+)
+
+
+def consumers_named(name: str) -> tuple[Consumer, ...]:
+    """One consumer, all of a family (`kata`, `containerd`, `podman`), or all.
+
+    Raises:
+        UsageError: the consumer is unknown.
+
+    """
+    found = tuple(c for c in CONSUMERS if name in (ANY, c.name, c.name.partition("-")[0]))
+    if not found:
+        message = f"unknown CDI consumer: {name!r}"
+        raise UsageError(message, f"use one of {', '.join(NAMES)}")
+    return found
+
 
 _V_1_0, _V_1_1 = Version(1, 0), Version(1, 1)
 _HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
@@ -40,7 +179,7 @@ _OF_SOME_VERSIONS = frozenset(
     name
     for keys in KEYS.values()
     for name, key in keys.items()
-    if key.until is not None or key.since > grammar.FIRST
+    if key.until is not None or key.since > FIRST
 )
 """The names of keys that were added after the first version, or removed."""
 _EDITS = 3
@@ -111,19 +250,19 @@ def _text(file: Reading) -> Iterator[CdiFinding]:
         refusing: Iterable[Consumer] = file.consumers
         match oddity.found.rule:
             case "document-second":
-                refusing = file.having(grammar.REFUSES_SECOND_DOCUMENT)
+                refusing = file.having(REFUSES_SECOND_DOCUMENT)
             case "key-case":
-                refusing = [c for c in file.having(grammar.MINDS_CASE) if _minds_case(oddity, c)]
+                refusing = [c for c in file.having(MINDS_CASE) if _minds_case(oddity, c)]
             case "key-unknown":
-                refusing = file.having(grammar.REFUSES_UNKNOWN_KEYS)
+                refusing = file.having(REFUSES_UNKNOWN_KEYS)
             case "key-missing" if oddity.path == ("devices",):
-                refusing = file.having(grammar.REQUIRES_KEY_OF_DEVICES)
+                refusing = file.having(REQUIRES_KEY_OF_DEVICES)
         yield from for_consumers(oddity.found, refusing)
 
 
 def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
     """Whether a key in another case is refused: as unknown, or as a missing required key."""
-    if consumer.has(grammar.REFUSES_UNKNOWN_KEYS):
+    if consumer.has(REFUSES_UNKNOWN_KEYS):
         return True
     written = str(oddity.path[-1]).lower()
     meant = {name for keys in KEYS.values() for name in keys if name.lower() == written}
@@ -132,11 +271,9 @@ def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
 
 
 def _known_keys(file: Reading) -> Iterator[CdiFinding]:
-    strict = file.having(grammar.REFUSES_UNKNOWN_KEYS)
+    strict = file.having(REFUSES_UNKNOWN_KEYS)
     for path, key in file.changing_keys():
-        refusing = [
-            c for c in strict if c.has(grammar.REFUSES_REMOVED_KEYS) and key.is_gone(c.library)
-        ]
+        refusing = [c for c in strict if c.has(REFUSES_REMOVED_KEYS) and key.is_gone(c.library)]
         yield from _removed(file, path, key, refusing)
         what = f"{shown_path(path)} needs CDI {_short(key.since)}"
         remedy = f"remove it, or use only consumers with CDI {_short(key.since)}"
@@ -158,18 +295,18 @@ def _version(file: Reading) -> Iterator[CdiFinding]:
         return  # reported as a missing key
     version = file.spec.version
     stated = version_of(version)
-    refusing = file.lacking(grammar.ACCEPTS_V) if version.startswith("v") else ()
+    refusing = file.lacking(ACCEPTS_V) if version.startswith("v") else ()
     what, remedy = f"invalid cdiVersion: {version!r}", 'write e.g. cdiVersion: "0.5.0"'
     if stated is None:
         yield from file.refused("version-unknown", path, what, remedy)
         return
     yield from file.refused("version-unknown", path, what, remedy, refusing)
     others = ((c.library, c) for c in file.consumers if c not in refusing)
-    features = tuple(grammar.needs(file.spec))
+    features = tuple(needs(file.spec))
     for library, consumers in values_by_key(others).items():
         if stated > library:
             yield from _newer(file, library, consumers)
-        comparing = [c for c in consumers if c.has(grammar.COMPARES_STATED_VERSION)]
+        comparing = [c for c in consumers if c.has(COMPARES_STATED_VERSION)]
         for needed, feature in features:
             if stated < needed <= min(library, _V_1_0):  # newer keys have findings of their own
                 what = f"{feature} needs cdiVersion {needed}, but the file has {version}"
@@ -179,7 +316,7 @@ def _version(file: Reading) -> Iterator[CdiFinding]:
 
 def _newer(file: Reading, library: Version, consumers: Iterable[Consumer]) -> Iterator[CdiFinding]:
     what = f"cdiVersion {file.spec.version} is newer than CDI {_short(library)}"
-    lowest = grammar.needed_version(file.spec)
+    lowest = needed_version(file.spec)
     remedy = f"remove what needs CDI {_short(lowest)}"
     if lowest <= library:
         remedy = f"write cdiVersion {lowest}, which supports all used features"
@@ -189,12 +326,12 @@ def _newer(file: Reading, library: Version, consumers: Iterable[Consumer]) -> It
 def _declared(file: Reading) -> Iterator[CdiFinding]:
     """Keys of other versions than the stated one (checked by libraries since 1.1)."""
     stated = version_of(file.spec.version)
-    strict = file.having(grammar.REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED)
+    strict = file.having(REFUSES_KEYS_OF_LATER_VERSIONS_THAN_STATED)
     if stated is None or not strict:
         return
     for path, key in file.changing_keys():
         if key.is_gone(stated):
-            removing = grammar.REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION
+            removing = REFUSES_KEYS_REMOVED_BEFORE_STATED_VERSION
             yield from _removed(file, path, key, [c for c in strict if c.has(removing)])
         if key.since == _V_1_1 > stated:
             what = (
@@ -213,7 +350,7 @@ def _needs_1_1(spec: CdiSpecification, path: Path, consumer: Consumer) -> bool:
         if path == (*place, "netDevices"):
             return bool(edits.net_devices)
         if rdt is not None and path == (*place, "intelRdt", "enableMonitoring"):
-            return bool(rdt.enable_monitoring) or consumer.has(grammar.COUNTS_DISABLED_MONITORING)
+            return bool(rdt.enable_monitoring) or consumer.has(COUNTS_DISABLED_MONITORING)
         if rdt is not None and path == (*place, "intelRdt", "schemata"):
             return True
     return False
@@ -232,23 +369,23 @@ def _kind(file: Reading) -> Iterator[CdiFinding]:
         yield from file.refused("kind", path, what, "write e.g. kind: nvidia.com/pgpu")
         return
     for name, part in (("vendor", spec.vendor), ("class", spec.device_class)):
-        if not grammar.is_part(part):
+        if not is_part(part):
             what = f"invalid {name} in the kind: {part!r}"
             yield from file.refused("kind", path, what, f"start it with a letter; use {_LETTERS}")
         elif len(part) == 1:
             what = f"the {name} {part!r} has one letter, which makes the library panic"
-            panicking = file.having(grammar.PANICS_AT_ONE_LETTER)
+            panicking = file.having(PANICS_AT_ONE_LETTER)
             yield from file.refused(
                 "kind-one-letter", path, what, "use two letters or more", panicking
             )
     if "." in spec.device_class:
         what = f"the class {spec.device_class} has a dot, which CDI allows since 0.6"
-        refusing = file.lacking(grammar.ACCEPTS_DOT_IN_CLASS)
+        refusing = file.lacking(ACCEPTS_DOT_IN_CLASS)
         yield from file.refused("kind", path, what, "use a dash instead", refusing)
 
 
 def _annotations(file: Reading) -> Iterator[CdiFinding]:
-    checking = file.having(grammar.CHECKS_ANNOTATIONS)
+    checking = file.having(CHECKS_ANNOTATIONS)
     parts: list[tuple[Path, tuple[tuple[str, str], ...]]]
     parts = [(("annotations",), file.spec.annotations)]
     parts += [
@@ -258,7 +395,7 @@ def _annotations(file: Reading) -> Iterator[CdiFinding]:
     ]
     for path, written in parts:
         for key, _ in written:
-            if not grammar.is_annotation_key(key):
+            if not is_annotation_key(key):
                 what = f"{shown_path(path)}: {key!r} is not a Kubernetes name"
                 remedy = "use NAME or DOMAIN/NAME"
                 yield from file.refused("annotation", path, what, remedy, checking)
@@ -274,7 +411,7 @@ def _devices(file: Reading) -> Iterator[CdiFinding]:
     for number, device in enumerate(spec.devices):
         path: Path = ("devices", number)
         name: Path = (*path, "name")
-        if name in spec.lines and not grammar.is_device_name(device.name):
+        if name in spec.lines and not is_device_name(device.name):
             what = f"{shown_path(path)}: invalid device name: {device.name!r}"
             remedy = f"start and end it with a letter or digit; use {_LETTERS} and :"
             yield from file.refused("device-name", name, what, remedy)
@@ -290,12 +427,12 @@ def _devices(file: Reading) -> Iterator[CdiFinding]:
                 f"device {device.name} has no edits",
                 "add its device nodes, or remove it",
             )
-            refusing = file.having(grammar.REFUSES_EMPTY_EDITS)
+            refusing = file.having(REFUSES_EMPTY_EDITS)
             yield from file.refused("device-empty", path, what, remedy, refusing)
     path = ("devices",)
     if not spec.devices and path in spec.lines:
         what, remedy = "the file has no devices", "remove the file, or add a device"
-        refusing = file.having(grammar.REFUSES_NO_DEVICES)
+        refusing = file.having(REFUSES_NO_DEVICES)
         yield from file.refused("no-devices", path, what, remedy, refusing)
 
 
@@ -329,17 +466,17 @@ def _node(file: Reading, path: Path, node: CdiDeviceNode) -> Iterator[CdiFinding
     if node.type not in _NODE_TYPES:
         what = f"{name}: invalid type {node.type!r} (allowed: b, c, u, p)"
         remedy = "write c for a character device, or remove it"
-        checking = file.having(grammar.ACCEPTS_NODE_TYPES)
+        checking = file.having(ACCEPTS_NODE_TYPES)
         yield from file.refused("node-type", path, what, remedy, checking)
     elif node.type:
         what = f"{name}: crate 0.1 refuses the valid type {node.type!r}"
         remedy = "remove it: the type is read from the node"
-        refusing = file.lacking(grammar.ACCEPTS_NODE_TYPES)
+        refusing = file.lacking(ACCEPTS_NODE_TYPES)
         yield from file.refused("node-type-given", path, what, remedy, refusing)
     if set(node.permissions) - set("rwm"):
         what = f"{name}: invalid permissions {node.permissions!r} (allowed: r, w, m)"
         is_none = node.permissions == "none"
-        refusing = file.lacking(grammar.ACCEPTS_NO_PERMISSIONS) if is_none else [*file.consumers]
+        refusing = file.lacking(ACCEPTS_NO_PERMISSIONS) if is_none else [*file.consumers]
         remedy = "write rw or rwm, or remove it"
         yield from file.refused("node-permissions", path, what, remedy, refusing)
 
@@ -357,15 +494,15 @@ def _rdt(file: Reading, path: Path, name: str) -> Iterator[CdiFinding]:
     if len(name) < _LONGEST_CLOS and name not in (".", "..") and not {"/", "\n"} & set(name):
         return
     what = f"{shown_path(path)}: {name[:40]!r} is not a directory name"
-    checking = file.having(grammar.CHECKS_RDT)
-    refusing = [c for c in checking if name != "/" or not c.has(grammar.ACCEPTS_ROOT_CLOS)]
+    checking = file.having(CHECKS_RDT)
+    refusing = [c for c in checking if name != "/" or not c.has(ACCEPTS_ROOT_CLOS)]
     yield from file.refused("clos-id", path, what, "use a name without slashes", refusing)
 
 
 def _net_devices(
     file: Reading, path: Path, devices: Iterable[CdiNetDevice]
 ) -> Iterator[CdiFinding]:
-    checking = file.having(grammar.CHECKS_NET_DEVICES)
+    checking = file.having(CHECKS_NET_DEVICES)
     seen: set[tuple[str, str]] = set()
     for number, device in enumerate(devices):
         here = (*path, number)

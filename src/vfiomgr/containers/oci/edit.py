@@ -10,25 +10,19 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+from msgspec import Struct, field
 
-from vfiomgr.containers.oci.model import (
-    RECORD,
-    RULE_ACCESS,
-    DeviceNode,
-    Injection,
-    Record,
-    RecordedDevice,
-    read_record,
-)
+from vfiomgr.containers.oci.nodes import RULE_ACCESS, DeviceNode, Injection
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.json_text import JsonDocument, Verbatim
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.documents.text import parse_json
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from vfiomgr.containers.oci.model import Number
 
 CDI_ANNOTATION = "cdi.k8s.io/vfiomgr"
 _DEVICES = ("linux", "devices")
@@ -40,6 +34,44 @@ _CHANGED = "was changed since it was added, and stays"
 _CHARACTER = ("c", "u")
 """Character devices, buffered and unbuffered: Linux treats them alike."""
 _SHAPE = "let the runtime write it again; see config-linux.md of the OCI runtime specification"
+
+
+RECORD = "io.vfiomgr.injected"
+"""The annotation; runtimes ignore unknown ones (config.md, "Annotations")."""
+_VERSION = 1
+Number = tuple[int, int]
+
+
+class RecordedDevice(Value):
+    """An added device; its nodes may have existed before."""
+
+    functions: tuple[str, ...]
+    nodes: tuple[str, ...]
+    cdi: tuple[str, ...]
+
+
+class Record(Struct, forbid_unknown_fields=True):
+    """Everything that was added, and the values that its lists replaced."""
+
+    version: int = _VERSION
+    devices: dict[str, RecordedDevice] = field(default_factory=dict)
+    nodes: dict[str, tuple[int, int, int, int, int]] = field(default_factory=dict)
+    """By path: the added entries of `linux.devices`, with numbers, mode and owner."""
+    rules: dict[str, Number] = field(default_factory=dict)
+    """By path: the added rules of `linux.resources.devices`."""
+    made: dict[str, str | None] = field(default_factory=dict)
+    """By key path, joined by dots: the original text, None if there was none."""
+    stood: list[str] = field(default_factory=list)
+    """CDI names of devices that another program requested before."""
+
+    def named(self, text: str) -> str | None:
+        """The device with a name, or with a function of that name."""
+        wanted = text.lower()
+        for name, device in self.devices.items():
+            known = (name, *device.functions)
+            if wanted in known or f"0000:{wanted}" in known:
+                return name
+        return None
 
 
 class Edit(Value):
@@ -149,65 +181,53 @@ class _Editor:
                 self._drop_rule(node.path)
             if not _is_allowed(self._get(_RULES, ()), node.number):
                 self._append(_RULES, _rule(node.number))
-                self._remember(rules={**self.record.rules, node.path: node.number})
-        devices = {**self.record.devices, injection.device.name: _recorded(injection)}
+                self.record.rules[node.path] = node.number
+        self.record.devices[injection.device.name] = _recorded(injection)
         present = self._names_of_cdi()
         stood = [name for name in injection.cdi if name in present and name not in self._cdi]
-        self._remember(devices=devices, stood=tuple(dict.fromkeys([*self.record.stood, *stood])))
+        self.record.stood = [*dict.fromkeys([*self.record.stood, *stood])]
 
     def _put_node(self, node: DeviceNode) -> None:
-        if self.record.nodes.get(node.path, node) != node:
+        if self.record.nodes.get(node.path, _packed(node)) != _packed(node):
             self._drop_node(node.path)
         entries = self._entries(node.path)
         if node.path in self.record.nodes and any(entry != _entry(node) for entry in entries):
             self.left.append(f"device {node.path} {_CHANGED}")
-            self._forget_node(node.path)
+            del self.record.nodes[node.path]
         for entry in entries:
             _refuse_other(self._before.source, entry, node)
         if not entries:
             self._append(_DEVICES, _entry(node))
-            self._remember(nodes={**self.record.nodes, node.path: node})
+            self.record.nodes[node.path] = _packed(node)
 
     def take_out(self, name: str) -> None:
         """Remove the parts of a device that no other device needs."""
-        device = self.record.devices.get(name)
+        device = self.record.devices.pop(name, None)
         if device is None:
             return
-        rest = {other: d for other, d in self.record.devices.items() if other != name}
-        needed = {node for other in rest.values() for node in other.nodes}
-        self._remember(devices=rest)
+        needed = {node for other in self.record.devices.values() for node in other.nodes}
         for path in device.nodes:
             if path not in needed:
                 self._drop_node(path)
                 self._drop_rule(path)
 
     def _drop_node(self, path: str) -> None:
-        node = self.record.nodes.get(path)
-        if node is None:
-            return
-        entry = _entry(node)
-        found = [n for n, present in enumerate(self._get(_DEVICES, ())) if present == entry]
-        self._drop(_DEVICES, found[-1:], f"device {path}")
-        self._forget_node(path)
-
-    def _forget_node(self, path: str) -> None:
-        self._remember(nodes={p: n for p, n in self.record.nodes.items() if p != path})
+        packed = self.record.nodes.pop(path, None)
+        if packed is not None:
+            self._drop(_DEVICES, _entry(_unpacked(path, packed)), f"device {path}")
 
     def _drop_rule(self, path: str) -> None:
-        number = self.record.rules.get(path)
-        if number is None:
-            return
-        rule, rules = _rule(number), self._get(_RULES, ())
-        found = [n for n, entry in enumerate(rules) if entry == rule]
-        self._drop(_RULES, found[-1:], f"cgroup rule of {path}")
-        self._remember(rules={p: n for p, n in self.record.rules.items() if p != path})
+        number = self.record.rules.pop(path, None)
+        if number is not None:
+            self._drop(_RULES, _rule(number), f"cgroup rule of {path}")
 
     def write_record(self) -> None:
         """Update the annotations, and restore the original values if nothing is left."""
         self._write_cdi()
         if self.record.devices:
             self._ensure(_ANNOTATIONS, {})
-            self._annotate(RECORD, self.record.written())
+            text = json.dumps(to_jsonable(self.record), separators=(",", ":"))
+            self._annotate(RECORD, text)
         else:
             self._annotate(RECORD, None)
         deepest_first = sorted(self.record.made, key=lambda path: path.count("."), reverse=True)
@@ -219,7 +239,7 @@ class _Editor:
         mine = self._cdi.difference(self.record.stood)
         foreign = [name for name in self._names_of_cdi() if name not in mine]
         names = list(dict.fromkeys([*foreign, *now]))
-        self._remember(stood=tuple(name for name in self.record.stood if name in now))
+        self.record.stood = [name for name in self.record.stood if name in now]
         if names:
             self._ensure(_ANNOTATIONS, {})
         if now or self._cdi:
@@ -265,7 +285,7 @@ class _Editor:
         parent, key, name = self._get(path[:-1]), path[-1], ".".join(path)
         if not parent.get(key) and name not in self.record.made:
             text = self._text(path, parent[key]) if key in parent else None
-            self._remember(made={**self.record.made, name: text})
+            self.record.made[name] = text
         if parent.get(key) is None:
             parent[key] = empty
 
@@ -275,14 +295,14 @@ class _Editor:
         is_old = part is not None and part.value == value
         return self._before.text_of(part) if part is not None and is_old else json.dumps(value)
 
-    def _drop(self, path: tuple[str, ...], numbers: list[int], what: str) -> None:
-        for number in numbers:
-            del self._get(path)[number]
-        if not numbers:
+    def _drop(self, path: tuple[str, ...], entry: dict[str, object], what: str) -> None:
+        """Remove the last equal entry of a list."""
+        entries = self._get(path, [])
+        found = [number for number, present in enumerate(entries) if present == entry]
+        if found:
+            del entries[found[-1]]
+        else:
             self.left.append(f"{what} {_CHANGED}")
-
-    def _remember(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the record
-        self.record = replace(self.record, **changes)
 
 
 def _record_of(document: JsonDocument) -> Record:
@@ -290,7 +310,11 @@ def _record_of(document: JsonDocument) -> Record:
     if node is None:
         return Record()
     try:
-        return read_record(node.value)
+        body = parse_json(node.value)
+        if not isinstance(body, dict) or body.get("version") != _VERSION:
+            message = "it is of another version"
+            raise ValueError(message)
+        return from_jsonable(Record, body)
     except ValueError as error:
         what = f"annotation {RECORD} is not what vfiomgr wrote ({error})"
         document.fail(node, what, "remove it, with the devices that it lists")
@@ -299,6 +323,16 @@ def _record_of(document: JsonDocument) -> Record:
 def _recorded(injection: Injection) -> RecordedDevice:
     device = injection.device
     return RecordedDevice(device.functions, device.nodes, injection.cdi)
+
+
+def _packed(node: DeviceNode) -> tuple[int, int, int, int, int]:
+    """A node as the record has it, without its path."""
+    return node.major, node.minor, node.access.mode, node.access.uid, node.access.gid
+
+
+def _unpacked(path: str, packed: tuple[int, int, int, int, int]) -> DeviceNode:
+    major, minor, mode, uid, gid = packed
+    return DeviceNode(path, major, minor, NodeAccess(uid, gid, mode))
 
 
 def _entry(node: DeviceNode) -> dict[str, object]:

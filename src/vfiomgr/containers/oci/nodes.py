@@ -1,10 +1,13 @@
-"""The nodes that a container needs for host devices: reasons against them, and their numbers."""
+"""The nodes that a container needs for host devices: reasons against them, and their numbers.
+
+The fields are those of the runtime specification, config-linux.md, "Devices" and "Allowed Device
+list".
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import HostError
 from vfiomgr.guests.nodes import CONTROL, IOMMU
@@ -13,15 +16,58 @@ from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, HostPath, vfio_group_node
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
+
+
+NodeForm = Literal["group", "cdev"]
+"""How a device is opened: `/dev/vfio/N`, or `/dev/vfio/devices/vfioN` (Linux 6.6)."""
+ContainerRuntime = Literal["runc", "kata"]
+"""The runtime of the container: one on this kernel, or Kata in a guest."""
+RULE_ACCESS = "rwm"
+"""Read, write, mknod."""
+
+
+class DeviceNode(Value):
+    """A character device of the host."""
+
+    path: str
+    major: int
+    minor: int
+    access: NodeAccess
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """The device number of the kernel."""
+        return self.major, self.minor
+
+    def __str__(self) -> str:
+        """`/dev/vfio/23 (240:0)`."""
+        return f"{self.path} ({self.major}:{self.minor})"
+
+
+class ContainerDevice(Value):
+    """A host device for a container: the paths of its nodes, and the addresses that share them."""
+
+    name: str
+    """The address of its first function, or the UUID of the vGPU."""
+    functions: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+class Injection(Value):
+    """A device with the numbers of its nodes, and its CDI names."""
+
+    device: ContainerDevice
+    nodes: tuple[DeviceNode, ...]
+    cdi: tuple[str, ...] = ()
 
 
 def usual_form(host: HostSnapshot) -> NodeForm:

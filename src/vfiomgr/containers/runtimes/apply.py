@@ -2,33 +2,220 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.containers.runtimes import facts as runtimes_facts
+from msgspec import field
+
 from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.containerd import CRI_NAMES
-from vfiomgr.containers.runtimes.location import RuntimeLocation, read_facts
-from vfiomgr.containers.runtimes.model import shown
+from vfiomgr.containers.runtimes.location import (
+    RuntimeLocation,
+    matching_files,
+    read_config,
+    read_facts,
+)
+from vfiomgr.containers.runtimes.model import Texts, absolute, covers, imports_of, is_pattern, shown
 from vfiomgr.containers.runtimes.record import RECORD
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.transaction import ApplyContext, carry_out, prepared
-from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.errors import HostError, InvalidDocument, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.expressions import expression
+from vfiomgr.host.tree import HostTree
 from vfiomgr.listing import listed
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from vfiomgr.containers.runtimes.facts import Dump, Texts
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
     from vfiomgr.containers.runtimes.record import Decision, InstalledRuntime
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.host.tree import HostTree
+    from vfiomgr.host.programs import ProgramAnswer
+
+_DUMP_SECONDS = 20.0
+_UNKNOWN = "Ignoring unknown key in TOML"
+_NAMED = expression(r'\b(?:plugin|key)=("[^"]*"|\S+)')
+_SAID = 300
+
+
+class Dump(Value):
+    """The settings that a program reads, and the keys that it does not know."""
+
+    data: dict[str, Any]
+    unknown: tuple[str, ...] = ()
+
+
+def dump_containerd(
+    tree: HostTree, main: HostPath, texts: Texts, version: Version | None
+) -> Dump | None:
+    """The settings that containerd reads; None if it cannot be queried.
+
+    Without texts it reads the files in their own places, and resolves imports itself.
+
+    Raises:
+        HostError: it cannot read them.
+
+    """
+    if not tree.runs_programs:
+        return None
+    with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
+        if texts:
+            place = _Shown(tree, texts, directory, version).put(main, is_main=True)
+        else:
+            place = tree.locate(main) if tree.exists(main) else None
+        dump = ("--config", place, "config", "dump") if place else ("config", "default")
+        answer = tree.ask(("containerd", *dump), _DUMP_SECONDS)
+    return None if answer is None else _read(answer, "containerd")
+
+
+class _Shown(Value):
+    """Planned files in a directory."""
+
+    tree: HostTree
+    texts: Texts
+    directory: str
+    version: Version | None
+    places: dict[str, str] = field(default_factory=dict)
+    """The temporary path of each file."""
+
+    def put(self, path: str, *, is_main: bool = False) -> str | None:
+        """Show a file to the program, with imported files in their own places.
+
+        None without a main file; the program reports a missing import itself.
+        """
+        import tomlkit  # noqa: PLC0415 - slow to import
+        from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
+
+        if path in self.places:
+            return self.places[path]
+        own = HostPath(self.tree.followed(HostPath(path)))
+        text = self._text(own)
+        if text is None:
+            gone = os.path.join(self.directory, "gone")
+            return None if is_main else gone if own in self.texts else self._own_place(path)
+        try:
+            document = tomlkit.parse(text)
+        except (TOMLKitError, ValueError, RecursionError) as error:
+            message = f"cannot read {own}: {error}"
+            raise InvalidDocument(message, "correct the file first; nothing was changed") from None
+        patterns = imports_of(document.unwrap(), path)
+        is_own = not patterns and own not in self.texts
+        place = os.path.join(self.directory, f"{len(self.places)}-{HostPath(path).name}")
+        self.places[path] = self._own_place(own) if is_own else place  # files may import each other
+        if patterns:
+            files = (file for pattern in patterns for file in self._found(pattern, path))
+            document["imports"] = [self.put(file) for file in files]
+        if not is_own:
+            with open(place, "w", encoding="utf-8", newline="") as file:
+                file.write(document.as_string())
+        return self.places[path]
+
+    def _text(self, path: str) -> str | None:
+        return self.texts[path] if path in self.texts else self.tree.read_text(HostPath(path))
+
+    def _own_place(self, path: str) -> str:
+        return self.tree.locate(HostPath(path))
+
+    def _found(self, pattern: str, importer: str) -> Iterator[str]:
+        """The files that match an import, including planned ones; sorted as in Go."""
+        pattern = absolute(pattern, importer, self.version)
+        if not is_pattern(pattern):
+            yield pattern
+            return
+        to_be = {path for path in self.texts if covers(pattern, path)}
+        for path in sorted(
+            to_be.union(matching_files(self.tree, pattern)), key=lambda path: path.split("/")
+        ):
+            if self.texts.get(path, "") is not None:
+                yield path
+
+
+def _said(answer: ProgramAnswer) -> str:
+    """The end of what a program printed, in one line."""
+    return " ".join((answer.error or answer.output).split())[-_SAID:]
+
+
+def _read(answer: ProgramAnswer, name: str) -> Dump:
+    if answer.status:
+        message = f"{name} cannot read its configuration: {_said(answer)}"
+        raise HostError(message, "correct it first; nothing was changed")
+    try:
+        data = parse_toml(answer.output)
+    except Malformed as error:
+        message = f"cannot read the output of {name}: {error}"
+        raise HostError(message, "nothing was changed; please report its version") from None
+    lines = (line for line in answer.error.splitlines() if _UNKNOWN in line)
+    return Dump(data, tuple(" ".join(_NAMED.findall(line)).replace('"', "") for line in lines))
+
+
+def dump_crio(
+    tree: HostTree, main: HostPath, drop_ins: Iterable[HostPath], texts: Texts
+) -> Dump | None:
+    """The settings that CRI-O reads; None if it cannot be queried.
+
+    Without texts it reads the files in their own places.
+
+    Raises:
+        HostError: it cannot read them.
+
+    """
+    if not tree.runs_programs:
+        return None
+    if not texts:  # CRI-O works without its main file, but not if a missing one is named
+        named = ("--config", tree.locate(main)) if tree.exists(main) else ()
+        inner = tree.locate(main.parent / "crio.conf.d")
+        answer = tree.ask(("crio", *named, "--config-dir", inner, "config"), _DUMP_SECONDS)
+        return None if answer is None else _read(answer, "CRI-O")
+    with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
+        inner = os.path.join(directory, "crio.conf.d")
+        os.mkdir(inner)
+        place = os.path.join(directory, "crio.conf")
+        _copy(tree, main, texts, place)
+        for path in dict.fromkeys((*drop_ins, *texts)):
+            if path != main:
+                _copy(tree, HostPath(path), texts, os.path.join(inner, HostPath(path).name))
+        command = ("crio", "--config", place, "--config-dir", inner, "config")
+        answer = tree.ask(command, _DUMP_SECONDS)
+    return None if answer is None else _read(answer, "CRI-O")
+
+
+def _copy(tree: HostTree, path: HostPath, texts: Mapping[str, str | None], place: str) -> None:
+    text = texts[path] if path in texts else tree.read_text(path)
+    if text is None and not place.endswith("crio.conf"):
+        return
+    with open(place, "w", encoding="utf-8", newline="") as file:
+        file.write(text or "")
+
+
+def validate_docker(tree: HostTree, text: str) -> bool:
+    """Let Docker validate a daemon.json; False if it is not installed, or too old (before 23).
+
+    Raises:
+        HostError: it rejects the file.
+
+    """
+    if not tree.runs_programs:
+        return False
+    with tempfile.TemporaryDirectory(prefix="vfiomgr-") as directory:
+        place = os.path.join(directory, "daemon.json")
+        with open(place, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        answer = tree.ask(("dockerd", "--validate", "--config-file", place), _DUMP_SECONDS)
+    if answer is None or "unknown flag" in answer.error:
+        return False
+    if answer.status:
+        message = f"Docker rejects the file: {_said(answer)}"
+        raise HostError(message, "nothing was changed; correct what it names, or report it")
+    return True
 
 
 _MOST = 5
@@ -38,7 +225,11 @@ _MOST = 5
 def refuse_others(before: values.Data, after: values.Data, decision: Decision, name: str) -> None:
     """Make sure that only the intended settings of a runtime differ."""
     one, other = values.without_zeros(before), values.without_zeros(after)
-    foreign = [key for key in values.differences(one, other) if not _is_ours(key, decision.ours)]
+    foreign = [
+        key
+        for key in values.differences(one, other)
+        if not any(key[: len(own)] == own for own in decision.ours)
+    ]
     if foreign:
         message = (
             f"{name} would also read other settings differently: "
@@ -55,10 +246,6 @@ def refuse_others(before: values.Data, after: values.Data, decision: Decision, n
         message = f"{name} would not read {', '.join(map(shown, unseen[:_MOST]))}"
         hint = f"nothing was changed; check whether another file of {name} sets it again"
         refuse("runtime-entry-unseen", name, message, hint)
-
-
-def _is_ours(key: Key, ours: tuple[Key, ...]) -> bool:
-    return any(key[: len(own)] == own for own in ours)
 
 
 def _unseen(after: values.Data, decision: Decision) -> Iterator[Key]:
@@ -100,7 +287,7 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
     name = str(place)
     if place.program == "docker":
         with _refusing():
-            is_valid = runtimes_facts.validate_docker(tree, texts[place.main] or "{}")
+            is_valid = validate_docker(tree, texts[place.main] or "{}")
         return (() if is_valid else (_why_unchecked(tree, place),)), None
     if before is None:
         return (_why_unchecked(tree, place),), None
@@ -141,10 +328,10 @@ def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Tex
         return None
     match place.program:
         case "containerd":
-            return runtimes_facts.dump_containerd(tree, place.given, texts, place.version)
+            return dump_containerd(tree, place.given, texts, place.version)
         case "crio":
             drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
-            return runtimes_facts.dump_crio(tree, place.main, drop_ins, texts)
+            return dump_crio(tree, place.main, drop_ins, texts)
         case _:
             return None
 
@@ -259,11 +446,8 @@ def file_changes(
     for path, new in after.items():
         old = before[path] if path in before else tree.read_text(HostPath(path))
         if old != new:
-            yield FileChange(path, old, new, _mode(tree, path))
-
-
-def _mode(tree: HostTree, path: str) -> int:
-    return 0o600 if path == RECORD else runtimes_facts.read_config(tree, HostPath(path)).mode
+            mode = 0o600 if path == RECORD else read_config(tree, HostPath(path)).mode
+            yield FileChange(path, old, new, mode)
 
 
 def backup_path(path: str) -> str:

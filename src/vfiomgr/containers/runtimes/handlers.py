@@ -143,13 +143,13 @@ def read_containerd(
 
     `unsure` are files that not every release reads: they are used if nothing else has the handler.
     """
-    read = _Documents(files)
+    read, unreadable = _parsed(files)
     merged: dict[str, dict[str, Any]] = {}
-    for source, document in read.found:
+    for source, document in read:
         for place in _CONTAINERD:
             _take(merged, _table(document, place), source)
-    later = _Documents(unsure, is_unsure=True)
-    for source, document in later.found:
+    later, unreadable_later = _parsed(unsure, is_unsure=True)
+    for source, document in later:
         extra: dict[str, dict[str, Any]] = {}
         for place in _CONTAINERD:
             _take(extra, _table(document, place), source)
@@ -157,31 +157,43 @@ def read_containerd(
             merged.setdefault(name, entry)
     return HandlerFacts(
         cri="containerd",
-        files=tuple(source for source, _ in read.found),
-        handlers=tuple(_containerd_entry(name, entry) for name, entry in merged.items()),
-        unreadable=(*read.unreadable, *later.unreadable),
-        unsure=tuple(source for source, _ in later.found),
-        schemas=tuple(
-            (s, int(d["version"])) for s, d in read.found if _is_number(d.get("version"))
+        files=tuple(source for source, _ in read),
+        handlers=tuple(
+            _entry(name, entry, _table(entry, ("options",)), "ConfigPath", "pod_annotations")
+            for name, entry in merged.items()
         ),
-        with_cri=tuple(source for source, document in read.found if _has_cri(document)),
-        disabling=tuple(source for source, document in read.found if _disables_cri(document)),
+        unreadable=(*unreadable, *unreadable_later),
+        unsure=tuple(source for source, _ in later),
+        schemas=tuple(
+            (source, document["version"])
+            for source, document in read
+            if type(document.get("version")) is int
+        ),
+        with_cri=tuple(
+            source
+            for source, document in read
+            if any(_table(document, place[:2]) for place in _CONTAINERD)
+        ),
+        disabling=tuple(source for source, document in read if _disables_cri(document)),
     )
 
 
 def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
     """The definitions of crio.conf and the files of crio.conf.d, in order; the last one wins."""
-    read = _Documents(files)
+    read, unreadable = _parsed(files)
     merged: dict[str, dict[str, Any]] = {}
-    for source, document in read.found:
+    for source, document in read:
         for name, entry in _table(document, _CRIO).items():
             if isinstance(entry, dict):
                 merged[name] = {**entry, "": source}
     return HandlerFacts(
         cri="crio",
-        files=tuple(source for source, _ in read.found),
-        handlers=tuple(_crio_entry(name, entry) for name, entry in merged.items()),
-        unreadable=read.unreadable,
+        files=tuple(source for source, _ in read),
+        handlers=tuple(
+            _entry(name, entry, entry, "runtime_config_path", "allowed_annotations")
+            for name, entry in merged.items()
+        ),
+        unreadable=tuple(unreadable),
     )
 
 
@@ -196,21 +208,18 @@ def imports_of(text: str) -> tuple[str, ...] | None:
     return tuple(p for p in found if isinstance(p, str) and p.isprintable())
 
 
-class _Documents:
-    """Texts as TOML; invalid ones are recorded with the reason."""
-
-    def __init__(self, files: Iterable[tuple[str, str]], *, is_unsure: bool = False) -> None:
-        self.found: list[tuple[str, dict[str, Any]]] = []
-        unreadable = []
-        for source, text in files:
-            try:
-                self.found.append((source, parse_toml(text.removeprefix(_MARK))))
-            except Malformed as error:
-                place = f"{source}:{line_of(error, text)}"
-                unreadable.append(
-                    UnreadFile(place, f"not valid TOML: {error}", is_unsure=is_unsure)
-                )
-        self.unreadable = tuple(unreadable)
+def _parsed(
+    files: Iterable[tuple[str, str]], *, is_unsure: bool = False
+) -> tuple[list[tuple[str, dict[str, Any]]], list[UnreadFile]]:
+    """Texts as TOML, and those that are not, with the reason."""
+    found, unreadable = [], []
+    for source, text in files:
+        try:
+            found.append((source, parse_toml(text.removeprefix(_MARK))))
+        except Malformed as error:
+            place = f"{source}:{line_of(error, text)}"
+            unreadable.append(UnreadFile(place, f"not valid TOML: {error}", is_unsure=is_unsure))
+    return found, unreadable
 
 
 def _take(merged: dict[str, dict[str, Any]], table: Mapping[str, Any], source: str) -> None:
@@ -228,26 +237,20 @@ def _table(document: Mapping[str, Any], place: Iterable[str]) -> Mapping[str, An
     return here if isinstance(here, dict) else {}
 
 
-def _entry(name: str, entry: Mapping[str, Any], config: str, annotations: str) -> HandlerEntry:
-    """`config` is the path of Kata's configuration, `annotations` the key of the patterns."""
+def _entry(
+    name: str, entry: Mapping[str, Any], options: Mapping[str, Any], config: str, annotations: str
+) -> HandlerEntry:
+    """`config` is the key of Kata's configuration in `options`, `annotations` that of patterns."""
+    patterns = entry.get(annotations)
     return HandlerEntry(
         name=name,
         source=entry[""],
         runtime_type=_text(entry, "runtime_type"),
         runtime_path=_text(entry, "runtime_path"),
-        config_path=config,
+        config_path=_text(options, config),
         privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
-        pod_annotations=_texts(entry, annotations),
+        pod_annotations=tuple(map(str, patterns)) if isinstance(patterns, list) else (),
     )
-
-
-def _containerd_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
-    config = _text(_table(entry, ("options",)), "ConfigPath")
-    return _entry(name, entry, config, "pod_annotations")
-
-
-def _crio_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
-    return _entry(name, entry, _text(entry, "runtime_config_path"), "allowed_annotations")
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
@@ -255,20 +258,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     return found if isinstance(found, str) and found.isprintable() else ""
 
 
-def _texts(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    found = entry.get(key)
-    return tuple(map(str, found)) if isinstance(found, list) else ()
-
-
-def _has_cri(document: Mapping[str, Any]) -> bool:
-    return any(_table(document, place[:2]) for place in _CONTAINERD)
-
-
 def _disables_cri(document: Mapping[str, Any]) -> bool:
     """The packages of containerd.io from Docker disable CRI."""
     names = document.get("disabled_plugins")
     return isinstance(names, list) and any(place[1] in names for place in _CONTAINERD)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

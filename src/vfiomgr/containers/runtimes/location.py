@@ -1,33 +1,229 @@
-"""The place of a container runtime's configuration, and its files."""
+"""The installed container runtimes, the places of their configurations, and the files there."""
 
 from __future__ import annotations
 
+import posixpath
+import re
 import stat
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.runtimes import facts as runtimes_facts
-from vfiomgr.containers.runtimes import other_runtimes, text
+from vfiomgr.containers.runtimes import other_runtimes, text, values
+from vfiomgr.containers.runtimes.containerd import CRI_NAMES
 from vfiomgr.containers.runtimes.model import (
     ConfigFile,
+    MissingImport,
     ProgramName,
     RuntimeFacts,
     absolute,
     depends_on_release,
     imports_of,
+    is_pattern,
+    matches,
 )
 from vfiomgr.containers.runtimes.record import parse_record, text_of_record
 from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from vfiomgr.containers.runtimes.facts import Texts
+    from vfiomgr.containers.runtimes.model import Key, Texts
     from vfiomgr.host.tree import HostTree
+
+_KEYS: dict[ProgramName, tuple[Key, ...]] = {
+    "containerd": tuple(("plugins", cri, "containerd", "runtimes") for cri in CRI_NAMES),
+    "crio": (("crio", "runtime", "runtimes"),),
+    "docker": (("runtimes",),),
+}
+
+
+def has_entry(file: ConfigFile, program: str, name: str) -> bool:
+    """Whether the entry exists.
+
+    Raises:
+        InvalidDocument: the file is not readable.
+
+    """
+    if file.text is None:
+        return False
+    if program not in _KEYS:
+        return other_runtimes.has_runtime(file.text, name)
+    data = text.parse(file.text, file.path)
+    return any(values.found(data, (*key, name)) is not values.ABSENT for key in _KEYS[program])
+
+
+_BIN = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin")
+_PROGRAMS: dict[ProgramName, str] = {
+    "containerd": "containerd",
+    "crio": "crio",
+    "docker": "dockerd",
+    "k3s": "k3s",
+    "rke2": "rke2",
+}
+_PACKAGES: dict[ProgramName, tuple[str, ...]] = {
+    "containerd": ("containerd.io", "containerd"),
+    "crio": ("cri-o",),
+    "docker": ("docker-ce", "docker.io"),
+}
+_MAIN: dict[ProgramName, HostPath] = {
+    "containerd": HostPath("/etc/containerd/config.toml"),
+    "crio": HostPath("/etc/crio/crio.conf"),
+    "docker": HostPath("/etc/docker/daemon.json"),
+    "k3s": HostPath("/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
+    "rke2": HostPath("/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
+}
+_WITH_CONTAINERD_2 = (Version(1, 31, 6), Version(1, 32, 2))
+"""The releases of k3s and rke2 in which containerd 2 came to those branches."""
+_DPKG = HostPath("/var/lib/dpkg/status")
+_MAGIC = frozenset("*?[\\")
+_SECONDS = 10.0
+
+
+def main_file(program: ProgramName) -> HostPath:
+    """The default place of a runtime's configuration."""
+    return _MAIN[program]
+
+
+def present(tree: HostTree) -> tuple[ProgramName, ...]:
+    """The container runtimes that are installed or configured here."""
+    return tuple(
+        name
+        for name, program in _PROGRAMS.items()
+        if any(tree.exists(HostPath(f"{place}/{program}")) for place in _BIN)
+        or tree.exists(_MAIN[name])
+        or (name in ("crio", "k3s", "rke2") and tree.exists(_MAIN[name].parent))
+    )
+
+
+def read_version(tree: HostTree, name: ProgramName) -> Version | None:
+    """The version that a runtime prints, or that of its package in the tree; None if unknown.
+
+    For k3s and rke2 it is the version of their containerd.
+    """
+    if not tree.runs_programs:
+        return packaged(tree, _PACKAGES.get(name, ()))
+    told = tree.run((_PROGRAMS[name], "--version"), _SECONDS)
+    version = None if told is None else _version_in(told)
+    if version is None or name not in ("k3s", "rke2"):
+        return version
+    is_new = version >= Version(1, 33) or any(
+        start <= version < Version(1, start.minor + 1) for start in _WITH_CONTAINERD_2
+    )
+    return Version(2, 0) if is_new else Version(1, 7)
+
+
+def _version_in(text: str) -> Version | None:
+    """The first word that is a version; `…/containerd/v2` is part of a name."""
+    for word in text.split():
+        if re.match(r"v?\d+\.\d+", word):
+            try:
+                return Version.parse(word)
+            except UsageError:
+                continue
+    return None
+
+
+def packaged(tree: HostTree, packages: Iterable[str]) -> Version | None:
+    """A version from dpkg's status (deb-version(7)), without its epoch."""
+    text = tree.read_text(_DPKG) or ""
+    for package in packages:
+        for paragraph in text.split("\n\n"):
+            fields = dict(line.partition(":")[::2] for line in paragraph.splitlines())
+            if fields.get("Package", "").strip() == package and "installed" in fields.get(
+                "Status", ""
+            ):
+                version = fields.get("Version", "").strip()
+                return _version_in(version.partition(":")[2] or version)
+    return None
+
+
+def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
+    """A file, with all links resolved.
+
+    Raises:
+        InvalidDocument: it exists, but is not readable text.
+
+    """
+    place = tree.followed(path)
+    status = tree.status(place)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        message = f"{place} is not a regular file"
+        raise InvalidDocument(
+            message, "replace it by a regular file; vfiomgr changes no other files"
+        )
+    data = tree.read_whole(place)
+    if data is None:
+        if tree.exists(place):
+            message = f"cannot read {place}"
+            raise InvalidDocument(message, "run as root")
+        return ConfigFile(place, None)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        message = f"{place} is not UTF-8"
+        raise InvalidDocument(message, "save it as UTF-8; nothing was changed") from None
+    access = tree.status(place)
+    return ConfigFile(place, text, 0o644 if access is None else access.st_mode & 0o7777)
+
+
+class Imports(Value):
+    """The imported files of a main file, including nested imports."""
+
+    paths: tuple[HostPath, ...] = ()
+    """In the reading order of containerd."""
+    missing: tuple[MissingImport, ...] = ()
+
+
+def imported(
+    tree: HostTree,
+    main: HostPath,
+    imports_of: Callable[[HostPath], Iterable[str]],
+    version: Version | None,
+) -> Imports:
+    """The imported files, breadth first and each once (LoadConfig in config.go).
+
+    `main` is the path that containerd gets: relative imports are resolved against its directory,
+    wherever a link leads. `imports_of` returns the imports of a file.
+    """
+    pending, missing = [main], []
+    for file in pending:
+        for pattern in imports_of(file):
+            place = absolute(pattern, file, version)
+            paths = matching_files(tree, place)
+            if not paths and not is_pattern(place):
+                missing.append(MissingImport(file, place))
+            pending += [path for path in paths if path not in pending]
+    return Imports(tuple(pending[1:]), tuple(missing))
+
+
+def matching_files(tree: HostTree, pattern: str) -> tuple[HostPath, ...]:
+    """The files that match an import, in the order of Go's filepath.Glob."""
+    if not is_pattern(pattern):
+        place = HostPath(pattern)
+        return (place,) if tree.exists(place) else ()
+    places = [HostPath("")]
+    for wanted in posixpath.normpath(pattern).strip("/").split("/"):
+        is_plain = not _MAGIC.intersection(wanted)
+        places = [
+            place / name
+            for place in places
+            for name in ([wanted] if is_plain else tree.children(place))
+            if is_plain or matches(wanted, name)
+        ]
+    return tuple(place for place in places if tree.exists(place))
+
+
+def files_in(tree: HostTree, directory: HostPath) -> tuple[HostPath, ...]:
+    """The files of a drop-in directory."""
+    paths = [directory / name for name in tree.children(directory)]
+    found = [(path, tree.status(path)) for path in paths]
+    return tuple(path for path, status in found if not (status and stat.S_ISDIR(status.st_mode)))
+
 
 _EXECUTABLE = 0o111
 _DROP_IN = "50-vfiomgr"
@@ -78,9 +274,9 @@ def locate(
     tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
 ) -> RuntimeLocation:
     """The runtime; what is not given is read from the host."""
-    path = runtimes_facts.main_file(program) if main is None else HostPath(main)
-    place = runtimes_facts.read_config(tree, path).path
-    installed = runtimes_facts.read_version(tree, program)
+    path = main_file(program) if main is None else HostPath(main)
+    place = read_config(tree, path).path
+    installed = read_version(tree, program)
     other = None
     if program == "containerd" and version is not None and installed is not None:
         is_same = (version.major, version.minor) == (installed.major, installed.minor)
@@ -134,14 +330,14 @@ def read_facts(
     tree: HostTree, place: RuntimeLocation, texts: Texts, *, was_ours: bool
 ) -> RuntimeFacts:
     """The files of a runtime, with planned texts."""
-    main = _with(runtimes_facts.read_config(tree, place.main), texts)
-    own = runtimes_facts.read_config(tree, drop_in(tree, place))
+    main = _with(read_config(tree, place.main), texts)
+    own = read_config(tree, drop_in(tree, place))
     facts = RuntimeFacts(
         place.version,
         main,
         _with(own, texts),
         beside=beside(tree, place),
-        is_dockers=place.program == "containerd" and "docker" in runtimes_facts.present(tree),
+        is_dockers=place.program == "containerd" and "docker" in present(tree),
         was_ours=was_ours,
     )
     if place.program == "containerd" and main.text is not None:
@@ -158,13 +354,13 @@ def _with_imports(
     """The facts with containerd's imports."""
 
     def imports(path: HostPath) -> tuple[str, ...]:
-        file = _with(runtimes_facts.read_config(tree, path), texts)
+        file = _with(read_config(tree, path), texts)
         return imports_of(text.parse(file.text or "", file.path), file.path)
 
-    def found(version: Version | None) -> runtimes_facts.Imports:
-        return runtimes_facts.imported(tree, place.given, imports, version)
+    def read_as(version: Version | None) -> Imports:
+        return imported(tree, place.given, imports, version)
 
-    read = found(place.version)
+    read = read_as(place.version)
     own = imports(place.given)
     return replace(
         facts,
@@ -176,13 +372,13 @@ def _with_imports(
             for pattern in own
             if depends_on_release(pattern)
             and not place.has_release
-            and found(_OF_ROOT).paths != found(_OF_FILE).paths
+            and read_as(_OF_ROOT).paths != read_as(_OF_FILE).paths
         ),
     )
 
 
 def _readable(tree: HostTree, paths: Iterable[HostPath], texts: Texts) -> tuple[ConfigFile, ...]:
-    files = (_with(runtimes_facts.read_config(tree, path), texts) for path in paths)
+    files = (_with(read_config(tree, path), texts) for path in paths)
     return tuple(file for file in files if file.text is not None)
 
 
@@ -211,7 +407,7 @@ def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
     for path in names.values():
         if tree.exists(path):
             return path
-    made = runtimes_facts.read_config(tree, place.main)
+    made = read_config(tree, place.main)
     if made.text is not None:
         return names[3 if text.parse(made.text, made.path).get("version") == 3 else 2]  # noqa: PLR2004
     if place.version is None:
@@ -226,7 +422,7 @@ def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
     if place.program not in ("containerd", "crio"):
         return ()
     own = drop_in(tree, place)
-    return tuple(path for path in runtimes_facts.files_in(tree, own.parent) if path != own)
+    return tuple(path for path in files_in(tree, own.parent) if path != own)
 
 
 def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:

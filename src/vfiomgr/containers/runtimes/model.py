@@ -18,6 +18,8 @@ ProgramName = Literal["containerd", "crio", "docker", "k3s", "rke2"]
 PROGRAMS: tuple[ProgramName, ...] = get_args(ProgramName)
 Key = tuple[str, ...]
 """The key of a value in a document: the names of the tables around it, and its own."""
+Texts = dict[str, str | None]
+"""The planned content of files by path; others are unchanged."""
 
 _CHARACTER = r"(?:\\.|[^\\\]-])"
 _PIECE = expression(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option
-from vfiomgr.containers.runtimes import apply, facts, install, location, text, uninstall
+from vfiomgr.containers.runtimes import apply, entries, location, text
 from vfiomgr.containers.runtimes.model import ProgramName, RuntimeRequest
 from vfiomgr.containers.runtimes.record import RECORD
 from vfiomgr.engine.plan import Plan
@@ -191,7 +191,7 @@ def adding(
     host: ManagedHost, place: RuntimeLocation, request: RuntimeRequest, undo: str
 ) -> EntryChange:
     """The change that adds an entry; `undo` is the command that removes it."""
-    return EntryChange(host, lambda: install.prepare_entry(host.files, place, request, undo))
+    return EntryChange(host, lambda: entries.prepare_entry(host.files, place, request, undo))
 
 
 def removing(
@@ -202,7 +202,7 @@ def removing(
     `is_kata` refuses entries of the other kind; None removes both.
     """
     return EntryChange(
-        host, lambda: uninstall.prepare_removal(host.files, place, name, command, is_kata=is_kata)
+        host, lambda: entries.prepare_removal(host.files, place, name, command, is_kata=is_kata)
     )
 
 
@@ -267,7 +267,7 @@ def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
 
 def _only(host: HostSource, how: str) -> ProgramName:
     """The runtime that Kubernetes would use here; Docker if there is no other."""
-    found = facts.present(host.files)
+    found = location.present(host.files)
     named = tuple(name for name in found if name != "docker") or found
     if len(named) == 1:
         return named[0]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.runtimes.model import Key
     from vfiomgr.documents.difference import Opcode
-    from vfiomgr.documents.json_text import JsonDocument
 
 
 _MARK = "\ufeff"
@@ -43,31 +42,20 @@ def parse(text: str, place: str) -> values.Data:
     if "\ufffd" in text or text.startswith(_MARK):
         message = f"{place} is not plain UTF-8, or has a byte order mark"
         raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
-    if not is_json(text, place):
-        return _parse_toml(text, place)
-    return dict(_read_json(text, place).root.value) if text.strip() else {}
-
-
-def _read_json(text: str, place: str) -> JsonDocument:
     try:
-        return read_object(text, place)
+        if not is_json(text, place):
+            return parse_toml(text)
+        return dict(read_object(text, place).root.value) if text.strip() else {}
+    except Malformed as error:
+        message = f"cannot read {place}: {error}"
     except InvalidDocument as error:
-        raise InvalidDocument(
-            error.message, "correct the file first; nothing was changed"
-        ) from None
+        message = error.message
+    raise InvalidDocument(message, "correct the file first; nothing was changed")
 
 
 def is_json(text: str, place: str) -> bool:
     """Whether a file contains JSON, whatever its name; TOML never begins with a brace."""
     return place.endswith(".json") or text.lstrip().startswith("{")
-
-
-def _parse_toml(text: str, place: str) -> values.Data:
-    try:
-        return parse_toml(text)
-    except Malformed as error:
-        message = f"cannot read {place}: {error}"
-        raise InvalidDocument(message, "correct the file first; nothing was changed") from None
 
 
 def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
@@ -102,7 +90,7 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
 
 def _set_json(text: str, wanted: values.Data, place: str) -> str:
     if parse(text, place):
-        return _read_json(text, place).with_value(wanted).text
+        return read_object(text, place).with_value(wanted).text
     end = text[len(text.rstrip()) :] if text.strip() else "\n"
     return json.dumps(wanted, indent=_INDENT, ensure_ascii=False) + end
 
@@ -152,7 +140,7 @@ def with_values(
     if merged is not None and _says(merged, wanted, place):
         return merged
     if is_json(current, place):
-        return _read_json(current, place).with_value(wanted).text
+        return read_object(current, place).with_value(wanted).text
     made = without_keys(current, keys, wanted)
     if made is not None and _says(made, wanted, place) and not _lost_comments(current, made):
         return made
@@ -174,7 +162,8 @@ def merge(current: str, before: str, after: str) -> str | None:
     None if the lines that change are not found in it.
     """
     old, new, now = (text.splitlines(keepends=True) for text in (before, after, current))
-    places = _places(old, now)
+    equal = (code for code in _changes(old, now) if code[0] == "equal")
+    places = {i: i - i1 + j1 for _, i1, i2, j1, _ in equal for i in range(i1, i2)}
     hunks = [hunk for hunk in _changes(old, new) if hunk[0] != "equal"]
     for _, i1, i2, j1, j2 in reversed(hunks):
         found = [places.get(number, -1) for number in range(i1, i2)]
@@ -185,12 +174,6 @@ def merge(current: str, before: str, after: str) -> str | None:
         now[found[0] : found[0]] = new[j1:j2]
     torn = (line if line.endswith("\n") else f"{line}\n" for line in now[:-1])
     return "".join((*torn, *now[-1:]))
-
-
-def _places(old: list[str], now: list[str]) -> dict[int, int]:
-    """The positions of lines of a text in a later version of it."""
-    equal = (code for code in _changes(old, now) if code[0] == "equal")
-    return {i: i - i1 + j1 for _, i1, i2, j1, _ in equal for i in range(i1, i2)}
 
 
 def _changes(one: list[str], other: list[str]) -> list[Opcode]:
@@ -206,11 +189,11 @@ def _lost_lines(before: str, after: str) -> int:
 
 def _lost_comments(before: str, after: str) -> Counter[str]:
     """Comments of a TOML file that are missing in another text; also strings with a `#`."""
-
-    def comments(text: str) -> Counter[str]:
-        return Counter(line.partition("#")[2] for line in text.splitlines() if "#" in line)
-
-    return comments(before) - comments(after)
+    one, other = (
+        Counter(line.partition("#")[2] for line in text.splitlines() if "#" in line)
+        for text in (before, after)
+    )
+    return one - other
 
 
 def difference(path: str, before: str | None, after: str | None) -> str:

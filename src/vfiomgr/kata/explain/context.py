@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.grammar import PREFERS_STATIC, Consumer, consumers_named, is_qualified
+from vfiomgr.containers.cdi.document import is_qualified, read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
-from vfiomgr.containers.cdi.rules import faults
+from vfiomgr.containers.cdi.rules import PREFERS_STATIC, Consumer, consumers_named, faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.guests.nodes import is_vfio_node

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.check import check
-from vfiomgr.containers.cdi.grammar import is_kind, is_qualified
+from vfiomgr.containers.cdi.document import is_kind, is_qualified
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.kata.explain.context import KubeletDevice, chain_break, judged

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import handlers
+from vfiomgr.containers.runtimes import location as runtimes_facts
+from vfiomgr.containers.runtimes.containerd import mixed_versions
 from vfiomgr.containers.runtimes.handlers import UnreadFile
 from vfiomgr.containers.runtimes.model import ConfigFile
-from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression

@@ -10,7 +10,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.grammar import is_qualified
+from vfiomgr.containers.cdi.document import is_qualified
 from vfiomgr.diagnostic import Remedy
 from vfiomgr.kata.explain.context import SETTINGS, SOCKET, chain_break, judged
 from vfiomgr.kata.facts import NO_PORT

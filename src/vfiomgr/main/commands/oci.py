@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.containers.oci.edit import Edit
-    from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
+    from vfiomgr.containers.oci.nodes import ContainerRuntime, NodeForm
 
 
 _COMMANDS = {"edit": ("vfiomgr.main.commands.oci", "edit")}

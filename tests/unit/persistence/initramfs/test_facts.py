@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.host_files import tree_of
-from vfiomgr.persistence.initramfs.facts import (
+from vfiomgr.persistence.facts import (
     read_initramfs,
     read_manager,
     read_preset_image,
 )
-from vfiomgr.persistence.initramfs.model import Initramfs, Manager
+from vfiomgr.persistence.model import Initramfs, Manager
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.persistence.initramfs.model import Initramfs, render_hook
-from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.persistence.model import (
+    Initramfs,
+    PersistedBinding,
+    render_hook,
+    render_rule,
+    rule_file,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

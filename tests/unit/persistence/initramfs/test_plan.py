@@ -7,7 +7,7 @@ from tests.unit.persistence.test_plan import BIND, GPU, GRAPHICS, HOOK, RULE, ho
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.passthrough.steps import Unbind
-from vfiomgr.persistence.initramfs.model import (
+from vfiomgr.persistence.model import (
     COMMANDS,
     HOOKS,
     VERIFIED,
