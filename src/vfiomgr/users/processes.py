@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.users.disks import functions_below, remote_places
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.users.unknown import UnknownUsers, warn
@@ -101,6 +101,12 @@ _NVIDIA = expression(r"\s*(\d+) nvidia(?:-frontend)?")
 """Lines of /proc/devices. The driver has no class; its nodes count from 0, the last two
 are not GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-modules)."""
 _NVIDIA_GPUS = range(254)
+_MODESET = "/dev/nvidia-modeset"
+"""One node for all GPUs (nvidia-modeset-linux.c of open-gpu-kernel-modules): a program can keep
+GPUs open by it alone, and the driver's unbind waits for them."""
+_MODESET_MINOR = 254
+_NVIDIA_GPU = expression(r"/dev/nvidia\d+")
+_GPUS_OF_NVIDIA = HostPath("/proc/driver/nvidia/gpus")
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
@@ -132,7 +138,17 @@ def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] 
     for pid, opened in found.items():
         nodes = {*opened.values(), *mapped.get(pid, ())}
         watched[pid] = {n for n in nodes if n and (n.startswith(_WATCHED) or n in functions)}
+        if any(map(_NVIDIA_GPU.fullmatch, watched[pid])):
+            watched[pid].discard(_MODESET)  # it uses the GPUs that it has open
+    if any(_MODESET in nodes for nodes in watched.values()):
+        functions |= {_MODESET: _gpus_of_nvidia(tree)}
     return _described(tree, watched, functions)
+
+
+def _gpus_of_nvidia(tree: HostTree) -> tuple[PciAddress, ...]:
+    return tuple(
+        PciAddress.parse(name) for name in filter(is_address, tree.children(_GPUS_OF_NVIDIA))
+    )
 
 
 def _lives(tree: HostTree, pid: str) -> bool:
@@ -332,7 +348,10 @@ def _numbers_of_others(tree: HostTree) -> dict[str, str]:
             if number := tree.read(directory / name / "dev"):
                 found[f"c{number}"] = place + name
     majors = filter(None, map(_NVIDIA.fullmatch, (tree.read(_PROC / "devices") or "").splitlines()))
-    return found | {f"c{m[1]}:{n}": f"/dev/nvidia{n}" for m in majors for n in _NVIDIA_GPUS}
+    for major in majors:
+        found |= {f"c{major[1]}:{n}": f"/dev/nvidia{n}" for n in _NVIDIA_GPUS}
+        found[f"c{major[1]}:{_MODESET_MINOR}"] = _MODESET
+    return found
 
 
 def _is_unclear(

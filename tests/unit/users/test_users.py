@@ -13,7 +13,12 @@ from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.users.processes import read_holders, read_holders_by_name, read_users
+from vfiomgr.users.processes import (
+    _numbers_of_others,
+    read_holders,
+    read_holders_by_name,
+    read_users,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +54,33 @@ def test_who_where_and_in_which_unit(tmp_path: Path) -> None:
         "steam (PID 813, app-steam.scope)",
         "bash (PID 814)",
     ]
+
+
+def test_a_process_with_only_the_modeset_node_may_use_each_gpu_of_nvidia(tmp_path: Path) -> None:
+    """A compositor keeps GPUs open by it; with a GPU's node as well, it uses that GPU."""
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/1/fd/0 -> /dev/null
+        proc/7/comm: kwin_wayland
+        proc/7/fd/3 -> /dev/nvidia-modeset
+        proc/8/comm: Xorg
+        proc/8/fd/3 -> /dev/nvidia-modeset
+        proc/8/fd/4 -> /dev/nvidia1
+        proc/driver/nvidia/gpus/0000:01:00.0/information: Device Minor: 0
+        proc/driver/nvidia/gpus/0000:02:00.0/information: Device Minor: 1
+        """,
+    )
+    gpus = tuple(map(PciAddress.parse, ("0000:01:00.0", "0000:02:00.0")))
+    assert [(user.pid, user.node, user.functions) for user in read_users(tree) or ()] == [
+        (7, "/dev/nvidia-modeset", gpus),
+        (8, "/dev/nvidia1", ()),
+    ]
+
+
+def test_the_modeset_node_of_nvidia_is_known_by_its_number(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "proc/devices: 195 nvidia")
+    assert _numbers_of_others(tree)["c195:254"] == "/dev/nvidia-modeset"
 
 
 def test_a_mapping_holds_a_node_without_a_descriptor(tmp_path: Path) -> None:
