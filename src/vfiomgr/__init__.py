@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.named import Bind, Reset, Unbind
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import Topology, TopologyNode
     from vfiomgr.vgpu.model import Vgpu
@@ -111,7 +111,7 @@ _PLACES = dict.fromkeys(__all__, "errors") | {
     "PciDevice": "pci.model",
     "Plan": "engine.plan",
     "RemoveVgpu": "vgpu.named",
-    "Report": "rules.report",
+    "Report": "rules.runner",
     "Reset": "passthrough.named",
     "Topology": "topology.model",
     "TopologyNode": "topology.model",

@@ -56,7 +56,7 @@ register(
         "vfiomgr.passthrough",
         values=("steps",),
         plans=("plan", "reset"),
-        applies=("apply", "apply_reset", "vfio_nodes"),
+        applies=("apply",),
     ),
     Capability("vfiomgr.check", rules=("plan",)),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),

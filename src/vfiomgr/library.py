@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.topology.model import Topology
     from vfiomgr.vgpu.model import Vgpu
     from vfiomgr.vgpu.named import VgpuOptions

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.lab.topology import Topology
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 
 def check() -> Report:

@@ -13,8 +13,7 @@ from tests import api
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import TREE, dies, killings
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY, read_journal
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.model import Layout

@@ -12,8 +12,7 @@ import pytest
 
 from tests import api
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY, read_journal
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.pci.facts import read_driver_state

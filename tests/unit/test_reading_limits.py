@@ -27,7 +27,7 @@ from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.node.simulation.objects import read_simulation
 from vfiomgr.node.simulation.selectors import Selectors
 from vfiomgr.paths import HostPath
-from vfiomgr.rules.report import Report
+from vfiomgr.rules.runner import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from vfiomgr.rules.runner import registered
-from vfiomgr.rules.texts import all_texts
+from vfiomgr.rules.runner import all_texts, registered
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 _HEAD = """\

@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_VGA
-from vfiomgr.rules.remedies import kernel_option
+from vfiomgr.rules.runner import kernel_option
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import Version, counted
 

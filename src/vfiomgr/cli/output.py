@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.errors import VfiomgrError
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 
 class Marked(Value):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Severity
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 _FAILED = 1
 _NAMED = 2

@@ -13,8 +13,7 @@ from vfiomgr.engine.plan import Step, Topic
 from vfiomgr.engine.run import undo as undo_steps
 from vfiomgr.engine.survey import cut_off_runs, survey
 from vfiomgr.engine.transaction import apply
-from vfiomgr.engine.undo import plan_undo, refuse_other_devices
-from vfiomgr.engine.unfinished import Unfinished, read_unfinished
+from vfiomgr.engine.unfinished import Unfinished, plan_undo, read_unfinished, refuse_other_devices
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.value import Value
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.survey import CutOff
     from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.engine.undo import UndoPlan
+    from vfiomgr.engine.unfinished import UndoPlan
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:

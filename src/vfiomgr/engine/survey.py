@@ -6,18 +6,23 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine.journal import FIRST_STEPS, Journal, has_ended, is_locked, last_of, tail_of
-from vfiomgr.engine.journal_files import (
+from vfiomgr.engine.journal import (
     DIRECTORY,
+    FIRST_STEPS,
     PLANS,
+    Journal,
     all_of,
     decode,
     earlier_names,
     foreign_names,
+    has_ended,
     is_earlier_end,
+    is_locked,
     is_plan,
+    last_of,
     names,
     names_planned_steps,
+    tail_of,
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own

@@ -16,14 +16,12 @@ from vfiomgr.engine.registry import after_changes, plan, refuse_obsolete, resolv
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, unusable
-from vfiomgr.engine.undo import refuse_other_steps
-from vfiomgr.engine.unfinished import completed, inherited, interrupted
+from vfiomgr.engine.unfinished import completed, inherited, interrupted, refuse_other_steps
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
-from vfiomgr.snapshot import facets
-from vfiomgr.snapshot.scan import scan
+from vfiomgr.snapshot.scan import read_only_files, scan, with_files
 from vfiomgr.users.uses import with_present_uses
 from vfiomgr.value import Value
 
@@ -53,7 +51,7 @@ def scan_for(
     paths = [one.only_paths for one in requests]
     if paths and all(only is not None for only in paths):
         named = dict.fromkeys(path for only in paths for path in only or ())
-        return facets.read_only_files(tree, named)
+        return read_only_files(tree, named)
     host = scan(
         tree,
         machine or tree,
@@ -73,7 +71,7 @@ def with_further_files(
 ) -> HostSnapshot:
     """Add the files that only these requests change."""
     paths = dict.fromkeys(path for one in requests for path in one.further_paths)
-    return facets.with_files(tree, host, paths) if paths else host
+    return with_files(tree, host, paths) if paths else host
 
 
 def _named_types(requests: Iterable[Request]) -> frozenset[str] | None:

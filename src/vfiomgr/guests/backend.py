@@ -10,7 +10,7 @@ from vfiomgr.rules.runner import registered
 
 if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestPlan
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 Request_contra = TypeVar("Request_contra", bound=GuestRequest, contravariant=True)

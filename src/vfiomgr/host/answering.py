@@ -1,4 +1,4 @@
-"""A small program that reads attributes for `host/asking.py`, and imports nothing of vfiomgr.
+"""A small program that reads attributes for `host/bounded.py`, and imports nothing of vfiomgr.
 
 Each line of the standard input has paths, separated by NUL; its answer is a line of
 `host/bounded.py`.

@@ -1,25 +1,24 @@
-"""Questions that the kernel may never answer: children with a deadline, and marks of stuck calls.
+"""Children that read for this process: what the kernel may never answer, and large hosts in parts.
 
 Reading `driver_override`, `sriov_numvfs` and, in some kernels, `uevent` takes the lock of the
 device (device_lock in drivers/pci/pci-sysfs.c, drivers/pci/iov.c and drivers/base/core.c), which a
-hanging unbind keeps forever.
-
-Until it returns, the kernel holds the device's lock: readers of its driver_override or sriov_numvfs
-wait too (driver_override_show in drivers/pci/pci-sysfs.c).
+hanging unbind keeps until it returns. A mark names the process that hangs.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from vfiomgr.documents.text import parse_json
 from vfiomgr.paths import RUNTIME, HostPath
 
 if TYPE_CHECKING:
     import select
+    import subprocess
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from io import FileIO
 
@@ -271,3 +270,173 @@ def _start_time(tree: HostTree, pid: int) -> str | None:
     if len(words) <= _START_TIME or words[0] == "Z":
         return None
     return words[_START_TIME]
+
+
+_BYTES = 1 << 16
+_ENDING = 0.5
+"""Seconds that a killed process may take to end."""
+
+
+class AttributeReader:
+    """Reads attributes as `read_attributes` in a process that is kept, and replaced if stuck.
+
+    Forking a process of 50 MiB for each event takes milliseconds, and a child that is kept would
+    share less and less of its memory: this one runs a small program, `host/answering.py`.
+    """
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read_attributes(
+        self, groups: Mapping[str, Sequence[HostPath]]
+    ) -> dict[str, tuple[str | None, ...] | None]:
+        """The attributes of each group, in order; None for a group without an answer."""
+        return {name: self._read(paths) for name, paths in groups.items()}
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            import subprocess  # noqa: PLC0415 - slow to import
+
+            process.stdin.close()
+            process.stdout.close()
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # it dies when the kernel lets go of it
+                process.wait(_ENDING)
+
+    def _read(self, paths: Sequence[HostPath]) -> tuple[str | None, ...] | None:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None  # noqa: S101 - it was asked for
+        assert process.stdout is not None  # noqa: S101
+        import select  # noqa: PLC0415 - slow to import
+
+        places = (os.fsencode(self._tree.locate(path)) for path in paths)
+        os.write(process.stdin.fileno(), b"\0".join(places) + b"\n")
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        data = b""
+        while not data.endswith(b"\n"):
+            chunk = (
+                os.read(process.stdout.fileno(), _BYTES) if has_answer(poll, process.pid) else b""
+            )
+            if not chunk:
+                self.close()
+                return None
+            data += chunk
+        return values_of(data[:-1])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        import subprocess  # noqa: PLC0415 - slow to import
+        import sys  # noqa: PLC0415
+
+        from vfiomgr.host import answering  # noqa: PLC0415
+
+        return subprocess.Popen(  # noqa: S603 - a program of ours
+            (sys.executable, "-I", "-S", answering.__file__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from io import FileIO
+
+    from vfiomgr.host.tree import HostTree
+
+    Item = TypeVar("Item")
+    Found = TypeVar("Found")
+
+_LEAST_ITEMS = 256
+"""Items for each process: reading them takes some 30 ms, a fork and its answer a few."""
+_MOST_PROCESSES = 4
+"""Processes; more gain little, and a host has other work."""
+_PART = 1 << 20
+
+
+def in_parts(
+    tree: HostTree, read: Callable[[Sequence[Item]], list[Found]], items: Sequence[Item]
+) -> list[Found]:
+    """The results of `read` for all items, in order; children do it for parts of them.
+
+    What `read` returns is copied from the children; what else it changes there is lost. The part of
+    a child that fails is done here.
+    """
+
+    def work(part: Sequence[Item]) -> list[Found]:
+        with tree.closer.together():
+            return read(part)
+
+    count = min(_MOST_PROCESSES, len(items) // _LEAST_ITEMS)
+    if count > 1:
+        count = 1 if tree.reads_alone or _has_threads() else min(count, _processors())
+    if count <= 1:
+        return work(items)
+    import pickle  # noqa: PLC0415 - slow to import, and few hosts are that large
+
+    size = -(-len(items) // count)
+    parts = [items[start : start + size] for start in range(0, len(items), size)]
+    children: deque[tuple[int, int]] = deque()
+    try:
+        with suppress(OSError):  # no more processes or files: a part without a child is done here
+            for part in parts[1:]:
+                children.append(start_child(partial(_write_result, work, part)))
+        found = work(parts[0])
+        for part in parts[1:]:
+            data = _received(*children[0]) if children else None
+            if children:
+                children.popleft()
+            # Of this program's own child, through a pipe of its own.
+            found += work(part) if data is None else cast("list[Found]", pickle.loads(data))  # noqa: S301
+    finally:
+        for source, pid in children:
+            _end(source, pid)
+    return found
+
+
+def _end(source: int, child: int) -> None:
+    """End a child whose result nobody waits for."""
+    with suppress(OSError):  # its pipe was closed
+        os.close(source)
+    with suppress(ProcessLookupError):
+        os.kill(child, 9)
+        status_of(child)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _has_threads() -> bool:
+    """Whether a child could wait for a lock that a thread of this process holds."""
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return True  # nobody knows, in a root without /proc
+
+
+def _write_result(
+    work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item], out: FileIO
+) -> None:
+    """In the child: write the result."""
+    import pickle  # noqa: PLC0415 - as above
+
+    data = memoryview(pickle.dumps(work(part), pickle.HIGHEST_PROTOCOL))
+    while data:
+        data = data[out.write(data) or 0 :]
+
+
+def _received(source: int, child: int) -> bytes | None:
+    """What a child wrote; None if it failed."""
+    chunks: list[bytes] = []
+    with open(source, "rb", buffering=0) as pipe:
+        while chunk := pipe.read(_PART):
+            chunks.append(chunk)
+    return b"".join(chunks) if status_of(child) == 0 else None

@@ -6,10 +6,10 @@ import os
 import stat
 from contextlib import contextmanager, suppress
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
-from vfiomgr.host.descriptors import Closer
 from vfiomgr.host.durable import remove_leftovers, replace_file
 from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.host.owners import NodeAccess
@@ -17,7 +17,59 @@ from vfiomgr.host.programs import Programs
 from vfiomgr.paths import RUNTIME, STATE, HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+_MOST_OPEN = 32
+"""Files that wait to be closed together; a process may have 1,024 open (systemd's default)."""
+
+
+class Closer:
+    """Closes descriptors at once, or within `together` several at a time.
+
+    Each thread closes only its own.
+    """
+
+    def __init__(self) -> None:
+        self._unclosed: dict[int, list[int]] = {}
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor, now or later."""
+        unclosed = self._unclosed.get(get_ident())
+        if unclosed is None:
+            os.close(descriptor)
+            return
+        unclosed.append(descriptor)
+        if len(unclosed) >= _MOST_OPEN:
+            _close_all(unclosed)
+            unclosed.clear()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the descriptors of this thread wait for each other; all are closed at the end."""
+        thread = get_ident()
+        if thread in self._unclosed:
+            yield
+            return
+        unclosed = self._unclosed[thread] = list[int]()
+        try:
+            yield
+        finally:
+            del self._unclosed[thread]
+            _close_all(unclosed)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    """Close files; those with consecutive descriptors by one close_range(2).
+
+    A range is never empty: os.closerange(0, 0) would close every file of the process.
+    """
+    runs: list[tuple[int, int]] = []
+    for descriptor in sorted(descriptors):
+        is_next = bool(runs) and runs[-1][1] == descriptor
+        runs.append((runs.pop()[0] if is_next else descriptor, descriptor + 1))
+    for start, end in runs:
+        os.closerange(start, end)
+
 
 _OWN = (f"{STATE}/", f"{RUNTIME}/")
 """Directories that only vfiomgr writes to."""

@@ -8,7 +8,7 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import NAMED, VFIO_MODES
 from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, KataRelease, PciePort
-from vfiomgr.rules.report import by_severity
+from vfiomgr.rules.runner import by_severity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

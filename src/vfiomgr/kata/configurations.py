@@ -53,7 +53,7 @@ from vfiomgr.listing import first_of, listed
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
-from vfiomgr.rules.report import by_severity
+from vfiomgr.rules.runner import by_severity
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.image import GuestImage
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 

@@ -17,7 +17,7 @@ from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.passthrough import plan as passthrough_plan
-from vfiomgr.passthrough.at_boot import ends_at_reboot
+from vfiomgr.passthrough.plan import ends_at_reboot
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.installed_layout import (

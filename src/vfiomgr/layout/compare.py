@@ -34,7 +34,7 @@ from vfiomgr.layout.parts import (
     select,
 )
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
-from vfiomgr.passthrough.at_boot import ends_at_reboot
+from vfiomgr.passthrough.plan import ends_at_reboot
 from vfiomgr.passthrough.steps import AwaitVfioNode
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine import undo
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import names
+from vfiomgr.engine import unfinished
+from vfiomgr.engine.journal import names, read_journal
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import checks, plans
@@ -37,7 +36,7 @@ def plan_revert(host: HostSnapshot, request: RevertLayout) -> Plan:
 
     """
     numbers = range(len(request.steps))
-    undoing = undo.plan_undo(
+    undoing = unfinished.plan_undo(
         host, request.steps, numbers, request.allow, is_of_this_boot=True, can_add_steps=True
     )
     kept = [request.steps[number] for number in sorted(undoing.steps, reverse=True)]

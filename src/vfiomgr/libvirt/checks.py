@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.migration.plan import MigrationReport
     from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.source import HostSource
 
 

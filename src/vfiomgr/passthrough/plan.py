@@ -12,7 +12,7 @@ from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.passthrough import at_boot, guards, reset
+from vfiomgr.passthrough import guards, reset
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     Bind,
@@ -22,18 +22,77 @@ from vfiomgr.passthrough.steps import (
     SaveOriginalState,
     Unbind,
 )
-from vfiomgr.pci.drivers import (
-    PLAIN,
-    DriverState,
-    OriginalState,
-    best_variant,
-    is_variant_module,
-)
+from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant, is_variant_module
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.snapshot.hardware import gets_group_late
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_OF_PROCESSES = frozenset({"in-use", "held-by-guest", guards.PERSISTENCE_MODE})
+_UNKNOWN_OF_PROCESSES = frozenset({"processes", "open-files", guards.PERSISTENCE_MODE})
+"""Kinds of unknown users."""
+
+
+def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
+    """Whether a reboot removes the reason of a refusal: processes, except those of a pod.
+
+    A pod keeps its devices across a reboot, even if it has not opened them.
+    """
+    name = diagnostic.subject.partition(" ")[0]
+    in_pod = host.users.agent is not None and name in {
+        *host.users.agent.pods,
+        *host.users.agent.claimed,
+    }
+    unknown = {
+        each.kind
+        for each in host.users.unknown
+        if diagnostic.rule == guards.UNKNOWN and diagnostic.summary.endswith(f": {each.why}")
+    }
+    is_of_processes = bool(unknown) and unknown <= _UNKNOWN_OF_PROCESSES
+    return (diagnostic.rule in _OF_PROCESSES or is_of_processes) and not in_pod
+
+
+def reasons_to_refuse(
+    host: HostSnapshot, request: Bind, targets: Iterable[PciDevice], found: list[Diagnostic]
+) -> list[Diagnostic]:
+    """The reasons to refuse a bind at the next boot, or a bind now, with --at-boot as a remedy."""
+    ending = [one for one in found if ends_at_reboot(host, one)]
+    later = [one for one in found if one not in ending]
+    if request.at_boot:
+        return later
+    is_pinned = request.reset_method is not None or request.no_d3cold
+    if is_pinned or any(one.override not in request.allow for one in later):
+        return found
+    if all(host.files.binding(device.address) is not None for device in targets):
+        return found
+    way = Remedy("bind it at the next boot: ", Option("at-boot", _command(request)))
+    return [replace(one, remedies=(*one.remedies, way)) if one in ending else one for one in found]
+
+
+def _command(request: Bind) -> str:
+    """The command that binds the same functions in the same way at the next boot."""
+    words = ["vfiomgr bind --at-boot", *map(str, request.addresses)]
+    if request.driver is not None:
+        words.append(f"--driver {request.driver}")
+    if request.only:
+        words.append("--function-only")
+    if request.with_group:
+        words.append("--with-group")
+    if request.owner is not None:
+        words.append(f"--owner {request.owner.name}")
+    words += [f"--allow {name}" for name in sorted(request.allow)]
+    if request.update_initramfs:
+        words.append("--update-initramfs")
+    return " ".join(words)
+
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -80,7 +139,7 @@ def plan_bind(
         *reset.diagnostics(host, named, request),
         *(installed_layout.diagnostics(host, targets) if request.persist else ()),
     ]
-    refuse_if_any(at_boot.reasons(host, request, targets, found), request.allow)
+    refuse_if_any(reasons_to_refuse(host, request, targets, found), request.allow)
     staying = [device for device in targets if device not in moving]
     now, pending = ([], moving) if request.at_boot else (moving, [])
     repinned = dict(_repinned(host, staying, request))

@@ -22,8 +22,7 @@ from vfiomgr.passthrough.steps import (
     SetResetMethod,
 )
 from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
-from vfiomgr.pci.drivers import DriverState
-from vfiomgr.pci.reset_handlers import handles_resets
+from vfiomgr.pci.drivers import DriverState, handles_resets
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.extended import CONFIG_END, extended_capabilities, word
+from vfiomgr.pci.capabilities import CONFIG_END, extended_capabilities, word
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 

@@ -1,6 +1,9 @@
-"""Capabilities of a function: links, reset methods, and vital product data.
+"""Capabilities of a function: links, reset methods, vital product data, address translation.
 
-Vital product data: PCI Local Bus 3.0, appendix I.
+Vital product data: PCI Local Bus 3.0, appendix I. Extended capabilities: PCIe 6.0, 7.6.3. ATS lets
+a device cache translations of the IOMMU; PASID lets it use several address spaces, which shared
+virtual addressing and accelerated virtual IOMMUs need. The kernel enables ATS if the IOMMU supports
+it, and PASID if a driver uses it (drivers/pci/ats.c; registers: include/uapi/linux/pci_regs.h).
 """
 
 from __future__ import annotations
@@ -19,11 +22,31 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
 
+CONFIG_END = 0x1000
+"""Bytes of configuration space; only root can read more than 64."""
+_FIRST = 0x100
+_SHORTEST = 8
+
+
+def extended_capabilities(config: bytes) -> Iterator[tuple[int, int]]:
+    """Identifier and offset of each extended capability; a circular list ends."""
+    at, seen = _FIRST, set[int]()
+    while at >= _FIRST and at + _SHORTEST <= len(config) and at not in seen:
+        seen.add(at)
+        header = int.from_bytes(config[at : at + 4], "little")
+        yield header & 0xFFFF, at
+        at = header >> 20 & ~3
+
+
+def word(config: bytes, at: int) -> int:
+    """A register of 16 bits."""
+    return int.from_bytes(config[at : at + 2], "little")
+
 
 _SPEED = expression(r"(\d{1,3}(?:\.\d{1,2})?) GT/s(?: PCIe)?")
 _WIDEST = 32
 """Lanes; `max_link_width` of a function without a link reads 255 (PCIE_LNK_WIDTH_UNKNOWN)."""
-_ASLEEP = "suspended"
+SLEEPING = "suspended"
 
 
 class PciLink(Value):
@@ -51,7 +74,7 @@ def read_links(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciLink, .
         if device.physical_function is None
         and device.stuck is None
         and device.is_responsive
-        and device.runtime_status != _ASLEEP
+        and device.runtime_status != SLEEPING
     )
     return tuple(link for link in found if link is not None)
 
@@ -248,7 +271,7 @@ _SERIAL = b"SN"
 def read_serial(tree: HostTree, address: PciAddress) -> str | None:
     """The serial number; None if there is none, the function sleeps, or reading is denied."""
     directory = pci_device(address)
-    if tree.read(directory / "power/runtime_status") == _ASLEEP:
+    if tree.read(directory / "power/runtime_status") == SLEEPING:
         return None
     return serial_of(tree.read_bytes(directory / "vpd", _LIMIT) or b"")
 
@@ -281,3 +304,61 @@ def _fields(section: bytes) -> Iterator[tuple[bytes, bytes]]:
         start = position + _FIELD_HEADER
         yield section[position : position + 2], section[start : start + length]
         position = start + length
+
+
+Service = Literal["on", "off", "absent"]
+"""The state of a service; `absent` if the function lacks its capability."""
+_ATS, _PASID = 0x0F, 0x1B
+_PASID_CAPABILITY, _SERVICE_CONTROL = 4, 6
+_ATS_ON, _PASID_ON = 1 << 15, 1 << 0
+_PASID_WIDTH, _WIDTH_BITS = 8, 0x1F
+
+
+class Translation(Value):
+    """ATS and PASID of a function that has at least one of them."""
+
+    address: PciAddress
+    ats: Service
+    """Whether the device may cache translations."""
+    pasid: Service
+    """Whether the device may use several address spaces."""
+    pasid_bits: int = 0
+    """The width of a PASID that the function supports; 0 without PASID."""
+
+
+def read_translations(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[Translation, ...]:
+    """The services of functions that are awake; only root can read the registers."""
+    found = (
+        translation_in(
+            device.address,
+            tree.read_bytes(pci_device(device.address) / "config", CONFIG_END) or b"",
+        )
+        for device in devices
+        if not device.is_bridge and device.runtime_status != SLEEPING and device.stuck is None
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def translation_in(address: PciAddress, config: bytes) -> Translation | None:
+    """Read the services in a configuration space; None if it has neither."""
+    places = dict(reversed(list(extended_capabilities(config))))
+    ats, pasid = places.get(_ATS), places.get(_PASID)
+    if ats is None and pasid is None:
+        return None
+    width = (
+        0
+        if pasid is None
+        else word(config, pasid + _PASID_CAPABILITY) >> _PASID_WIDTH & _WIDTH_BITS
+    )
+    return Translation(
+        address,
+        _service_state(config, ats, _ATS_ON),
+        _service_state(config, pasid, _PASID_ON),
+        width,
+    )
+
+
+def _service_state(config: bytes, at: int | None, enabled: int) -> Service:
+    if at is None:
+        return "absent"
+    return "on" if word(config, at + _SERVICE_CONTROL) & enabled else "off"

@@ -19,7 +19,7 @@ from vfiomgr import paths
 from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
-from vfiomgr.host.parallel import in_parts
+from vfiomgr.host.bounded import in_parts
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
@@ -55,7 +55,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.host.asking import AttributeReader
+    from vfiomgr.host.bounded import AttributeReader
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.names import Names
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION, partition_nodes
-from vfiomgr.pci.model import Bar, PciAddress, is_address
-from vfiomgr.pci.tsm import DeviceSecurity
+from vfiomgr.pci.model import Bar, DeviceSecurity, PciAddress, is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

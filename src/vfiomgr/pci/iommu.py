@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
+from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.kernel import parameters
-from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.text import text_of
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address

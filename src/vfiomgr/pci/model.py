@@ -11,11 +11,31 @@ from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, VFIO_NODES, HostPath, vfio_group_node
 from vfiomgr.pci.names import short_name
-from vfiomgr.pci.tsm import DeviceSecurity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+class DeviceSecurity(Value):
+    """The connection of a function with the platform's TEE security manager (TSM).
+
+    Only a function with PCIe device authentication has it, once a driver of a TSM is loaded
+    (drivers/pci/tsm.c, sysfs-bus-pci in Documentation/ABI/testing; Linux 6.19).
+    """
+
+    connect: str | None = None
+    """The TSM with a secure session, e.g. `tsm0`; None without a session."""
+    bound: str | None = None
+    """The TSM while a confidential guest has the function (TDISP)."""
+    manager: str | None = None
+    """The address of the function whose device security manager is responsible for it (`dsm`)."""
+
+    def __str__(self) -> str:
+        """`connected to tsm0, bound to a confidential guest`."""
+        session = f"connected to {self.connect}" if self.connect else "not connected"
+        return f"{session}, bound to a confidential guest" if self.bound else session
+
 
 _FULL = expression(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _LIBVIRT = expression(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")

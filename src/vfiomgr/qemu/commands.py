@@ -24,7 +24,7 @@ from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from vfiomgr.qemu.model import QemuPlan
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 
 @click.group("qemu")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.qemu.model import QemuPlan
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.units import Version

@@ -10,17 +10,53 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from msgspec.structs import replace
 
 from vfiomgr import capability
-from vfiomgr.diagnostic import Diagnostic, Remedy
-from vfiomgr.rules.report import Report
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic, Remedy, Severity
+from vfiomgr.documents.text import parse_toml
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class Report(Value):
+    """All findings, the most severe first, and what could not be checked."""
+
+    findings: tuple[Diagnostic, ...]
+    not_checked: tuple[str, ...]
+    """Checks that were skipped, each with the missing fact."""
+    unknown: tuple[str, ...] = ()
+    """Facts that decide the result and could not be read, each with the reason."""
+
+    @classmethod
+    def of(
+        cls,
+        findings: Iterable[Diagnostic],
+        not_checked: Iterable[str] = (),
+        unknown: Iterable[str] = (),
+    ) -> Self:
+        """A report without duplicates, the most severe findings first."""
+        ordered = sorted(dict.fromkeys(findings), key=by_severity)
+        return cls(tuple(ordered), tuple(dict.fromkeys(not_checked)), tuple(dict.fromkeys(unknown)))
+
+    def count(self, severity: Severity) -> int:
+        """The number of findings of one severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a blocker prevents passthrough of every device."""
+        return self.count("blocker") > 0
+
+
+def by_severity(found: Diagnostic) -> int:
+    """The sort key that puts the most severe finding first."""
+    return SEVERITIES.index(found.severity)
+
 
 C = TypeVar("C")
 """What the rules are about, with all facts: the context."""
@@ -135,3 +171,60 @@ def registered() -> tuple[RuleSet[Any], ...]:
         for module in known.rules:
             import_module(f"{known.package}.{module}")
     return tuple(_REGISTERED.values())
+
+
+class Setting(Remedy, kw_only=True):
+    """A setting of a file, a module or the kernel command line."""
+
+    present: str | None
+    """Its value now; None if it is not set, or unknown."""
+    wanted: str
+
+    def is_useful(self, _host: object) -> bool:
+        """Whether it has another value."""
+        return self.present != self.wanted
+
+    def instead(self, _host: object) -> tuple[Remedy, ...]:
+        """Why nothing is left to do with it."""
+        if self.present != self.wanted:
+            return ()
+        return (Remedy(f"{self.wanted} is set already, and nothing else is known to help"),)
+
+
+def kernel_option(
+    word: str, command_line: str | None, before: str = "", then: str = "", joint: str = ", or "
+) -> Setting:
+    """The remedy to add an option to the kernel command line; `then` follows the option."""
+    present = word if word in (command_line or "").split() else None
+    text = f"{before}add {word} to the kernel command line{then}"
+    return Setting(text, joint=joint, present=present, wanted=word)
+
+
+class RuleText(Value):
+    """A rule as described in docs/rules.md and by `vfiomgr explain`."""
+
+    name: str
+    section: str
+    meaning: str
+    remedy: str
+    """How to resolve it."""
+
+
+_DECLARED: dict[tuple[str, str], RuleText] = {}
+
+
+def declare(*texts: RuleText) -> None:
+    """Add texts; those of vfiomgr itself are in the rules.toml files of its packages."""
+    _DECLARED.update({(text.section, text.name): text for text in texts})
+
+
+def all_texts() -> tuple[RuleText, ...]:
+    """The texts of vfiomgr's packages and those that others declared, by section and name."""
+    from importlib.resources import files  # noqa: PLC0415 - slow to import
+
+    for package in files("vfiomgr").iterdir():
+        file = package / "rules.toml"
+        if file.is_file():
+            for section, rules in parse_toml(file.read_text(encoding="utf-8")).items():
+                declare(*(RuleText(name, section, *texts) for name, texts in rules.items()))
+    return tuple(text for _, text in sorted(_DECLARED.items()))

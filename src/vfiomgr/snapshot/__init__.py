@@ -2,5 +2,5 @@
 
 `values` has its fields, of which facets are values of the packages that own them; `model` has what
 follows from several of them. `scan` reads the facts for lists, and further facts for changes and
-checks. `facets` imports the readers of every capability, which no other package may do.
+checks. `scan` imports the readers of every capability, which no other package may do.
 """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
-from vfiomgr.host.asking import AttributeReader
+from vfiomgr.host.bounded import AttributeReader
 from vfiomgr.host.owners import NodeFact
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES
 from vfiomgr.pci import capabilities, drivers, iommu
@@ -28,7 +28,7 @@ from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, address_in
 from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address, pci_device
 from vfiomgr.pci.names import Names
-from vfiomgr.snapshot import facets
+from vfiomgr.snapshot import scan
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class KeptSnapshot:
         parents = _parents(host)
         named = _Named(frozenset(changed | parents), has_vgpus=bool(parents))
         host = self._follow(host, named)
-        found: dict[str, Any] = {"nodes": facets.read_nodes(self._tree)}
+        found: dict[str, Any] = {"nodes": scan.read_nodes(self._tree)}
         for name, (_, read) in _FILES.items():
             stamp = self._stamp_of(name)
             if stamp != self._stamps[name]:
@@ -139,7 +139,7 @@ class KeptSnapshot:
         there = set(filter(is_address, self._tree.children(PCI_DEVICES)))
         known = {*map(str, self._devices), *host.pci_unidentified}
         nodes = {node.path for node in host.files.nodes}
-        return there == known and nodes == set(facets.list_nodes(self._tree))
+        return there == known and nodes == set(scan.list_nodes(self._tree))
 
     def _with_other_links(
         self, host: HostSnapshot, watched: Iterable[PciDevice | None]
@@ -263,7 +263,7 @@ class KeptSnapshot:
         if (
             not has_vgpus
             and known.isdisjoint(touched)
-            and all(map(facets.VGPU_ENTRIES.isdisjoint, entries))
+            and all(map(scan.VGPU_ENTRIES.isdisjoint, entries))
         ):
             return {}
         wanted = known | touched
@@ -272,11 +272,11 @@ class KeptSnapshot:
             for device in devices
             if device.address in wanted or device.physical_function in wanted
         )
-        vgpus = facets.read_vgpus(tree, functions, devices)
+        vgpus = scan.read_vgpus(tree, functions, devices)
         found = replace(host.vgpus, parents=vgpus.parents, active=vgpus.active)
         return {
-            "vgpus": facets.with_records(tree, found),
-            "definitions": facets.read_definitions(tree, found.active),
+            "vgpus": scan.with_records(tree, found),
+            "definitions": scan.read_definitions(tree, found.active),
         }
 
     def _with_groups(self, host: HostSnapshot, numbers: set[int]) -> dict[str, Any]:
@@ -332,9 +332,7 @@ class KeptSnapshot:
         if not gpus and not any(device.sriov_totalvfs for device in devices):
             return host.vgpus.quotas
         present = (gpus | touched) & self._devices.keys()
-        return facets.read_quotas(
-            self._tree, [self._devices[address] for address in sorted(present)]
-        )
+        return scan.read_quotas(self._tree, [self._devices[address] for address in sorted(present)])
 
     def _with(self, host: HostSnapshot, facts: dict[str, Any]) -> HostSnapshot:
         """Keep the snapshot with these facts; the same object if none differs."""
@@ -400,6 +398,6 @@ def _exchanged(
 
 _FILES: dict[str, tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]] = {
     "origins": (lambda _tree: (drivers.ORIGINS,), drivers.read_origins),
-    **facets.FILES,
+    **scan.FILES,
 }
 """Facts that are read again only if the stamps of their files differ."""

@@ -19,11 +19,9 @@ from vfiomgr.value import values_by_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.pci.capabilities import ResetCapabilities
+    from vfiomgr.pci.capabilities import ResetCapabilities, Translation
     from vfiomgr.pci.drivers import OriginalState
-    from vfiomgr.pci.translation import Translation
-    from vfiomgr.users.model import DeviceUser
-    from vfiomgr.users.unknown import UnknownUsers
+    from vfiomgr.users.model import DeviceUser, UnknownUsers
     from vfiomgr.vgpu.quota.model import FunctionQuotas
 
 _CLASS_NETWORK = "02"

@@ -9,23 +9,112 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import pci
-from vfiomgr.host.kernel import read_kernel
+from vfiomgr.containers.cdi.facts import list_cdi_files, read_cdi_files
+from vfiomgr.definitions.facts import read_definitions
+from vfiomgr.host.kernel import KernelFacts, read_kernel
 from vfiomgr.listing import listed
-from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
-from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, translation
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, PCI_DRIVERS
+from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
+from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.names import Names
-from vfiomgr.snapshot import facets
+from vfiomgr.persistence.facts import (
+    list_files,
+    list_nodes,
+    read_facet,
+    read_files,
+    read_named,
+    read_nodes,
+)
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import UNIDENTIFIED
+from vfiomgr.users import facts as users
 from vfiomgr.users.facet import UserFacts
-from vfiomgr.users.facts import read_facet, read_host_facet
+from vfiomgr.vgpu.reader import (
+    NO_VGPUS,
+    VGPU_ENTRIES,
+    persistence_uses,
+    read_quotas,
+    read_vgpus,
+    with_gpu_modes,
+    with_records,
+    with_vgpu_records,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+
+    FileReader = tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]
+
+__all__ = [
+    "FILES",
+    "VGPU_ENTRIES",
+    "list_cdi_files",
+    "list_nodes",
+    "persistence_uses",
+    "read_changeable",
+    "read_definitions",
+    "read_nodes",
+    "read_only_files",
+    "read_quotas",
+    "read_readiness",
+    "read_vgpus",
+    "with_files",
+    "with_gpu_modes",
+    "with_records",
+]
+
+FILES: dict[str, tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]] = {
+    "texts": (list_files, read_files),
+    "cdi_files": (list_cdi_files, read_cdi_files),
+}
+"""For each part that is read from files: what lists these, and what reads them."""
+
+
+def read_changeable(tree: HostTree, host: HostSnapshot) -> dict[str, object]:
+    """The parts that only changes and checks need, of a host whose devices were read."""
+    return {
+        "files": read_facet(tree),
+        "vgpus": with_vgpu_records(tree, host.devices, host.vgpus),
+        "definitions": read_definitions(tree, host.vgpus.active),
+        "cdi_files": read_cdi_files(tree),
+    }
+
+
+def read_only_files(tree: HostTree, paths: Iterable[str]) -> HostSnapshot:
+    """A host of which only these files and the boot are known, without devices."""
+    return HostSnapshot(
+        kernel=KernelFacts(None, None, tree.read(BOOT_ID), None),
+        vgpus=NO_VGPUS,
+        iommu=IommuState((), (), has_groups=False),
+        pci_drivers=(),
+        devices=(),
+        groups=(),
+        users=UserFacts(processes=()),
+        files=read_named(tree, paths),
+    )
+
+
+def with_files(tree: HostTree, host: HostSnapshot, paths: Iterable[str]) -> HostSnapshot:
+    """Add some files."""
+    texts = (*host.files.texts, *read_named(tree, paths).texts)
+    return replace(host, files=replace(host.files, texts=texts))
+
+
+def read_readiness(tree: HostTree, host: HostSnapshot) -> object:
+    """The facts for a check of the host."""
+    from vfiomgr.check.facts import read_readiness as read  # noqa: PLC0415 - only a check needs it
+
+    return read(tree, host.kernel.release, host.devices)
 
 
 class FurtherFacts(TypedDict, total=False):
@@ -78,12 +167,12 @@ def scan(
         purpose=further.get("purpose"),
     )
     if further.get("with_gpu_modes"):
-        host = facets.with_gpu_modes(host, tree)
+        host = with_gpu_modes(host, tree)
     return replace(
         host,
         **_user_facts(host, tree, further, with_claims=with_claims),
         **_further_facts(host, tree, further),
-        **facets.read_changeable(tree, host),
+        **read_changeable(tree, host),
         msix=capabilities.read_msix(tree, host.devices),
         topology=memory.read_topology(tree),
     )
@@ -94,10 +183,10 @@ def _user_facts(
 ) -> dict[str, object]:
     """Who uses devices, and with it the variant drivers."""
     if not further.get("with_users"):
-        return {"users": read_host_facet(tree)}
-    persistence = partial(facets.persistence_uses, tree, host.devices)
+        return {"users": users.read_host_facet(tree)}
+    persistence = partial(persistence_uses, tree, host.devices)
     return {
-        "users": read_facet(tree, host.devices, persistence, with_claims=with_claims),
+        "users": users.read_facet(tree, host.devices, persistence, with_claims=with_claims),
         "variants": drivers.read_variants(tree),
         "vfio_modules": drivers.read_vfio_modules(tree),
     }
@@ -108,7 +197,7 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
     found: dict[str, object] = {}
     resets, guests = further.get("with_resets"), further.get("with_guests")
     if further.get("with_readiness"):
-        found["readiness"] = facets.read_readiness(tree, host)
+        found["readiness"] = read_readiness(tree, host)
     if resets:
         found["reset_capabilities"] = capabilities.read_reset_capabilities(tree, host.devices)
         found["bus_resets"] = capabilities.read_bus_resets(tree, host.devices)
@@ -118,7 +207,7 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
         read = pci.guest_support.read_guest_support
         found["guest_support"] = read(tree, host.devices, with_programs=programs)
     if resets and guests:
-        found["translations"] = translation.read_translations(tree, host.devices)
+        found["translations"] = capabilities.read_translations(tree, host.devices)
     if further.get("with_links"):
         found["links"] = capabilities.read_links(tree, host.devices)
     return found
@@ -147,11 +236,11 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
-    vgpus = facets.read_vgpus(tree, functions, devices, only_types)
+    vgpus = read_vgpus(tree, functions, devices, only_types)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
     of_guests.update(vgpu.iommu_group for vgpu in vgpus.active if vgpu.uuid is not None)
     numbers = of_guests if purpose == "table" else None
-    if whole is not None and not any(facets.list_cdi_files(tree)):  # which may name any group
+    if whole is not None and not any(list_cdi_files(tree)):  # which may name any group
         numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
     groups = iommu.read_groups(tree, numbers)
     if whole is not None and not iommu.has_device_groups(groups):

@@ -22,8 +22,7 @@ from vfiomgr.snapshot.document import from_document, to_document
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
 from vfiomgr.units import Version
-from vfiomgr.users.node_agent import PATIENCE
-from vfiomgr.users.pod_devices import find_pods
+from vfiomgr.users.node_agent import PATIENCE, find_pods
 from vfiomgr.users.processes import read_holders, read_users
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
-    from vfiomgr.users.unknown import UnknownUsers
+    from vfiomgr.users.model import UnknownUsers
 
 
 KIND = "HostSnapshot"

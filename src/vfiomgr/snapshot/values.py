@@ -10,12 +10,11 @@ from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.pci.accelerators import CxlDevice
-from vfiomgr.pci.capabilities import MsixVectors, PciLink, ResetCapabilities
+from vfiomgr.pci.capabilities import MsixVectors, PciLink, ResetCapabilities, Translation
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
-from vfiomgr.pci.translation import Translation
 from vfiomgr.persistence.model import FileFacts
 from vfiomgr.users.facet import UserFacts
 from vfiomgr.value import Value

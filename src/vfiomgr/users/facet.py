@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vfiomgr.users.model import DeviceUser, HostUse
+from vfiomgr.users.model import DeviceUser, HostUse, UnknownUsers
 from vfiomgr.users.node_agent import NodeStatus
-from vfiomgr.users.unknown import UnknownUsers
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

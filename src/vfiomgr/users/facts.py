@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.users.facet import UserFacts
-from vfiomgr.users.node_agent import DEADLINE
-from vfiomgr.users.pod_devices import find_pods
+from vfiomgr.users.node_agent import DEADLINE, find_pods
 from vfiomgr.users.processes import read_users
 from vfiomgr.users.uses import read_all_uses, read_host_uses
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.users.model import HostUse
-    from vfiomgr.users.unknown import Report, UnknownUsers
+    from vfiomgr.users.model import HostUse, Report, UnknownUsers
 
 
 def read_host_facet(tree: HostTree) -> UserFacts:

@@ -17,8 +17,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.users.disks import functions_below, remote_places
-from vfiomgr.users.model import DeviceUser
-from vfiomgr.users.unknown import UnknownUsers, warn
+from vfiomgr.users.model import DeviceUser, UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.users.unknown import Report
+    from vfiomgr.users.model import Report
 
     Disks = Mapping[str, tuple[PciAddress, ...]]
 

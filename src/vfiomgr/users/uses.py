@@ -21,9 +21,8 @@ from vfiomgr.users.disks import (
     read_disk_uses,
     unread_tables,
 )
-from vfiomgr.users.model import HostUse
+from vfiomgr.users.model import HostUse, UnknownUsers, warn
 from vfiomgr.users.routing import FarLink, ask_routing, read_far_links
-from vfiomgr.users.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.facet import UserFacts
-    from vfiomgr.users.unknown import Report
+    from vfiomgr.users.model import Report
 
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from vfiomgr.engine.verified_write import (
     require_same_device,
 )
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
-from vfiomgr.passthrough.vfio_nodes import NODE_DEADLINE, cdevs, let_udev_finish
+from vfiomgr.passthrough.apply import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu import facts, reader

@@ -20,12 +20,11 @@ from msgspec.structs import replace
 from vfiomgr import paths
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.host.parallel import in_parts
+from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, pci_device
-from vfiomgr.users.model import HostUse
-from vfiomgr.users.unknown import UnknownUsers, warn
+from vfiomgr.users.model import HostUse, UnknownUsers, warn
 from vfiomgr.vgpu.model import (
     Family,
     Vgpu,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.users.unknown import Report
+    from vfiomgr.users.model import Report
 
 
 _ENABLED = "Enabled"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import vfiomgr
 from tools.rules.__main__ import PAGE, page
-from vfiomgr.rules import texts
-from vfiomgr.rules.texts import RuleText, all_texts, declare
+from vfiomgr.rules import runner
+from vfiomgr.rules.runner import RuleText, all_texts, declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_no_entry_is_empty_or_breaks_the_table() -> None:
 
 
 def test_rules_of_others_are_explained_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "_DECLARED", {})
+    monkeypatch.setattr(runner, "_DECLARED", {})
     declare(RuleText("tpm-key", "Toys", "A TPM uses it.", "Leave it."))
     done = run("explain", "tpm-key", "--format", "json")
     (item,) = json.loads(done.stdout)["items"]

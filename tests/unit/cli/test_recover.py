@@ -10,7 +10,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 

@@ -18,8 +18,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from tests.unit.engine.faults import Course, EveryFault, Stories, changes, kept, named, told
 from vfiomgr.engine import transaction
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY, read_journal
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.engine.transaction import scan_for
@@ -31,7 +30,7 @@ from vfiomgr.errors import (
     UsageError,
     VfiomgrError,
 )
-from vfiomgr.passthrough import vfio_nodes
+from vfiomgr.passthrough import apply
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, HostPath
 from vfiomgr.pci.drivers import DriverState
@@ -255,7 +254,7 @@ def test_a_module_that_is_not_there_is_named(kernel: FakeKernel) -> None:
 def test_a_driver_that_makes_no_node_is_no_vfio_driver(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vfio_nodes, "NODE_DEADLINE", 0.1)
+    monkeypatch.setattr(apply, "NODE_DEADLINE", 0.1)
     kernel.add_driver("idle-vfio", ids=[("10de", "*")])
     with pytest.raises(RolledBack, match="/dev/vfio/10 did not appear"):
         api.apply(

@@ -17,8 +17,16 @@ from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
 from vfiomgr.engine import journal as journal_module
-from vfiomgr.engine.journal import FIRST_STEPS, Journal, read_journal
-from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
+from vfiomgr.engine.journal import (
+    DIRECTORY,
+    FIRST_STEPS,
+    LAST,
+    Journal,
+    decode,
+    encode,
+    names,
+    read_journal,
+)
 from vfiomgr.engine.survey import cut_off_runs, survey
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind

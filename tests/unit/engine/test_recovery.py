@@ -20,8 +20,7 @@ from tests.unit.engine.test_apply import (
     UUID,
     course,
 )
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import DIRECTORY, encode
+from vfiomgr.engine.journal import DIRECTORY, encode, read_journal
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import overlapping, recover_device
 from vfiomgr.engine.survey import CutOff, cut_off_runs

@@ -18,7 +18,7 @@ from tests.unit.engine.toy.steps import LABELS, SetLabel
 from vfiomgr import capability
 from vfiomgr.capability import Capability
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal_files import names
+from vfiomgr.engine.journal import names
 from vfiomgr.engine.plan import Request, Step
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal

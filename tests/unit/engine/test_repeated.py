@@ -30,8 +30,7 @@ from tests.unit.engine.test_double_deaths import (
     dies,
 )
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal import Journal, read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY, Journal, read_journal
 from vfiomgr.engine.survey import cut_off_runs, settle, supersede
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal, UnknownDevice

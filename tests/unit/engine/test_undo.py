@@ -9,7 +9,7 @@ import pytest
 from tests import api
 from tests.fakes.hosts import mixed
 from vfiomgr.engine.recovery import covered
-from vfiomgr.engine.undo import plan_undo
+from vfiomgr.engine.unfinished import plan_undo
 from vfiomgr.passthrough.steps import (
     ChangeDriver,
     DropOriginalState,

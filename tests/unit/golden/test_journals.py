@@ -15,7 +15,7 @@ from tests.fakes.kernel import FakeKernel
 from tests.unit.conftest import GOLDEN
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal_files import DIRECTORY, encode
+from vfiomgr.engine.journal import DIRECTORY, encode
 from vfiomgr.engine.survey import survey
 from vfiomgr.engine.unfinished import Unfinished, read_unfinished
 from vfiomgr.errors import InvalidDocument

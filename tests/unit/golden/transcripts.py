@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.hosts import workstation
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import encode, names
+from vfiomgr.engine.journal import encode, names, read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.host.asking import AttributeReader
+from vfiomgr.host.bounded import AttributeReader
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 

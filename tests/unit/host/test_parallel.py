@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.trees import make_tree
 from tests.fakes.vgpu_trees import make_vgpu_tree
-from vfiomgr.host import parallel
-from vfiomgr.host.parallel import in_parts
+from vfiomgr.host import bounded
+from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.tree import HostTree
 from vfiomgr.snapshot.scan import scan
 
@@ -27,8 +27,8 @@ ITEMS = list(range(1000))
 @pytest.fixture(autouse=True)
 def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with as many, whatever this one has; and pytest may have threads."""
-    monkeypatch.setattr(parallel, "_processors", lambda: 4)
-    monkeypatch.setattr(parallel, "_has_threads", lambda: False)
+    monkeypatch.setattr(bounded, "_processors", lambda: 4)
+    monkeypatch.setattr(bounded, "_has_threads", lambda: False)
 
 
 def who(part: Sequence[int]) -> list[tuple[int, int]]:
@@ -39,7 +39,7 @@ def test_each_part_has_a_process_and_the_order_stays(tmp_path: Path) -> None:
     found = in_parts(HostTree(tmp_path), who, ITEMS)
     assert [item for item, _ in found] == ITEMS
     processes = [pid for _, pid in found]
-    assert len(set(processes)) == len(ITEMS) // parallel._LEAST
+    assert len(set(processes)) == len(ITEMS) // bounded._LEAST_ITEMS
     assert processes[0] == os.getpid()
 
 
@@ -50,13 +50,13 @@ def test_where_children_do_not_help_or_are_unsafe_there_are_none(
     tree, items = HostTree(tmp_path), ITEMS
     match why:
         case "few items":
-            items = ITEMS[: 2 * parallel._LEAST - 1]
+            items = ITEMS[: 2 * bounded._LEAST_ITEMS - 1]
         case "reads alone":
             tree.reads_alone = True
         case "one processor":
-            monkeypatch.setattr(parallel, "_processors", lambda: 1)
+            monkeypatch.setattr(bounded, "_processors", lambda: 1)
         case "threads":
-            monkeypatch.setattr(parallel, "_has_threads", lambda: True)
+            monkeypatch.setattr(bounded, "_has_threads", lambda: True)
     assert in_parts(tree, who, items) == [(item, os.getpid()) for item in items]
 
 
@@ -67,7 +67,7 @@ def test_a_thread_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        assert parallel._has_threads()
+        assert bounded._has_threads()
         assert len(os.listdir("/proc/self/task")) == before + 1
     finally:
         end.set()

@@ -11,7 +11,7 @@ from vfiomgr.engine import verified_write
 from vfiomgr.host import udev
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.udev import DeviceChanges, DeviceEvents, is_settled, rules_give_access
-from vfiomgr.passthrough.vfio_nodes import let_udev_finish
+from vfiomgr.passthrough.apply import let_udev_finish
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tests.unit.kata_nodes import (
     KataNode,
 )
 from vfiomgr.kata.explain.context import NUMBERS, SILENT
-from vfiomgr.rules.texts import all_texts
+from vfiomgr.rules.runner import all_texts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.kata_nodes import KataNode
 from tests.unit.runtimes import put
-from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
-from vfiomgr.users.pod_devices import RECORD
+from vfiomgr.users.node_agent import RECORD, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from vfiomgr.kata.explain.image import GuestFile, GuestImage, check_guest_image,
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 GPU = pci_device()
 AMD = replace(pci_device("0000:05:00.0"), vendor_id="1002", name="AMD Navi")

@@ -14,8 +14,7 @@ from tests.fakes.hosts import arm_server, dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.engine.faults import Course, EveryFault, changes, kept, named
 from vfiomgr.engine import transaction
-from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.journal import DIRECTORY, read_journal
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.errors import Refusal, RolledBack, StillDiffers

@@ -15,8 +15,7 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
-from vfiomgr.users.model import DeviceUser, HostUse
-from vfiomgr.users.unknown import UnknownUsers
+from vfiomgr.users.model import DeviceUser, HostUse, UnknownUsers
 from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, SetVgpuAttribute
 
 if TYPE_CHECKING:

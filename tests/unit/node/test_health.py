@@ -19,7 +19,7 @@ from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
-from vfiomgr.rules.texts import all_texts
+from vfiomgr.rules.runner import all_texts
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:

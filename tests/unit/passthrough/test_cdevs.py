@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.owners import NodeAccess
-from vfiomgr.passthrough import vfio_nodes
+from vfiomgr.passthrough import apply
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.iommu import read_vfio_state
 
@@ -105,7 +105,7 @@ def test_a_bind_waits_until_udev_has_set_the_owner_of_every_cdev(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awaited: list[str] = []
-    monkeypatch.setattr(vfio_nodes, "let_udev_finish", lambda _, node: awaited.append(str(node)))
+    monkeypatch.setattr(apply, "let_udev_finish", lambda _, node: awaited.append(str(node)))
     assert run("bind", TWIN).status == 0
     assert [node for node in awaited if node.startswith(CDEVS)] == [
         f"{CDEVS}/vfio2",

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.at_boot import ends_at_reboot
 from vfiomgr.passthrough.guards import unknown_users
+from vfiomgr.passthrough.plan import ends_at_reboot
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
-from vfiomgr.users.unknown import UnknownUsers
+from vfiomgr.users.model import UnknownUsers
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override

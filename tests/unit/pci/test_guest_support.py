@@ -14,7 +14,7 @@ from vfiomgr.pci.guest_support import (
     ModuleVersion,
     read_guest_support,
 )
-from vfiomgr.pci.tsm import DeviceSecurity
+from vfiomgr.pci.model import DeviceSecurity
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from tests import api
 from tests.fakes.hosts import network_adapter
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.passthrough.steps import Bind
+from vfiomgr.pci.capabilities import Service, Translation, read_translations, translation_in
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.translation import Service, Translation, read_translations, translation_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -164,7 +164,7 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     kernel.sysfs.make("/run/systemd/system")
     monkeypatch.setattr(type(kernel), "is_machine", True)
     monkeypatch.setattr(
-        "vfiomgr.passthrough.vfio_nodes._UNSEEN_DEADLINE", 0.0
+        "vfiomgr.passthrough.apply._UNSEEN_DEADLINE", 0.0
     )  # it makes no record either
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)

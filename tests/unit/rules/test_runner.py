@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
-from vfiomgr.rules.remedies import kernel_option
 from vfiomgr.rules.runner import (
     Fact,
     RuleSet,
+    kernel_option,
     reading,
     registered,
     rule,

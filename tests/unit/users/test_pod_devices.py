@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.host_files import tree_of
-from vfiomgr.users.pod_devices import RECORD, find_pods
+from vfiomgr.users.node_agent import RECORD, find_pods
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.users.model import UnknownUsers
     from vfiomgr.users.node_agent import NodeStatus
-    from vfiomgr.users.unknown import UnknownUsers
 
 GPU, VGPU = "0000:08:00.0", "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 UID, ENDED = "0b9c-1", "0b9c-2"

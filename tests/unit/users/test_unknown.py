@@ -22,7 +22,7 @@ from vfiomgr.vgpu.facts import persistence_uses
 
 if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
-    from vfiomgr.users.unknown import UnknownUsers
+    from vfiomgr.users.model import UnknownUsers
 
 DISK = """
     sys/devices/pci0000:00/0000:03:00.0/block/sda/dev: 8:0

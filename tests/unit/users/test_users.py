@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.paths import HostPath
-    from vfiomgr.users.unknown import UnknownUsers
+    from vfiomgr.users.model import UnknownUsers
 
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
 MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"

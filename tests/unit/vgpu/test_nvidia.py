@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from vfiomgr.users.unknown import UnknownUsers
+    from vfiomgr.users.model import UnknownUsers
 
 GPU = pci_device()
 SAID = """\

@@ -12,8 +12,7 @@ from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.users.model import DeviceUser
-from vfiomgr.users.unknown import UnknownUsers
+from vfiomgr.users.model import DeviceUser, UnknownUsers
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 from vfiomgr.vgpu.steps import (
     CreateCheckpoint,

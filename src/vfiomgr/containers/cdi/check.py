@@ -28,8 +28,7 @@ from vfiomgr.containers.cdi.rules import (
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.guests.nodes import VFIO, NodeDevice, is_vfio_node, resolve
 from vfiomgr.pci.model import is_address
-from vfiomgr.rules.report import Report
-from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.rules.runner import Report, RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value, values_by_key
 

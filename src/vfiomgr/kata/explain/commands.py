@@ -18,7 +18,7 @@ from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import ExplainOptions, explain_pod
 from vfiomgr.kata.named import check_image as checked_image
 from vfiomgr.listing import first_of
-from vfiomgr.rules.report import by_severity
+from vfiomgr.rules.runner import by_severity
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import session_of
 from vfiomgr.units import counted

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Severity
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 DEFAULT_ROOTFS_TYPE = "ext4"
 """Kata's default (defaultRootfsType, config-settings.go)."""

@@ -27,8 +27,7 @@ from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import parse_json, source_of, text_of
 from vfiomgr.engine.changes import followed, host_of, print_outcome, print_plan
 from vfiomgr.engine.host import not_checked, tell_of_cut_off_runs
-from vfiomgr.engine.undo import refuse_other_steps
-from vfiomgr.engine.unfinished import completed, inherited, interrupted
+from vfiomgr.engine.unfinished import completed, inherited, interrupted, refuse_other_steps
 from vfiomgr.errors import (
     HostError,
     RollbackIncomplete,

@@ -32,7 +32,7 @@ from vfiomgr.snapshot.source import HostSource
 if TYPE_CHECKING:
     from vfiomgr.libvirt.migration.plan import MigrationReport, MigrationTarget
     from vfiomgr.libvirt.model import Domain, Hypervisor
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
 
 _VERDICTS = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
 

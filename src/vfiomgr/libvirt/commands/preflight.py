@@ -29,7 +29,7 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
-from vfiomgr.rules.report import Report
+from vfiomgr.rules.runner import Report
 from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.value import Value
 

@@ -18,7 +18,7 @@ from vfiomgr.libvirt.migration.target_rules import Comparison
 from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.pci.model import PciAddress, is_address
-from vfiomgr.rules.report import Report
+from vfiomgr.rules.runner import Report
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.model import types_called

@@ -31,8 +31,7 @@ from vfiomgr.libvirt.preflight import (
 from vfiomgr.libvirt.preflight.confidential import NAMES as OF_CONFIDENTIAL
 from vfiomgr.libvirt.preflight.confidential import confidential
 from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
-from vfiomgr.rules.report import Report
-from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.rules.runner import Report, RuleSet, register, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,8 +11,7 @@ from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.users.node_agent import CONTROL
-from vfiomgr.users.pod_devices import RECORD
+from vfiomgr.users.node_agent import CONTROL, RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, print_table, print_text, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import UsageError
-from vfiomgr.rules.texts import all_texts
+from vfiomgr.rules.runner import all_texts
 from vfiomgr.snapshot.session import Session, pass_session
 
 

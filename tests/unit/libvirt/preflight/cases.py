@@ -10,7 +10,7 @@ from tests.unit.libvirt.preflight.situations import host, judge, libvirt, troubl
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Severity
     from vfiomgr.libvirt.model import Hypervisor
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 GOOD_DOMAIN = xml()

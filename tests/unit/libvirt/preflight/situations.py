@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.rules.report import Report
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 GIB = 1 << 30
