@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import mixed
+from vfiomgr.engine import verified_write
 from vfiomgr.engine.registry import perform
 from vfiomgr.engine.verified_write import require_same_device
 from vfiomgr.errors import HostError
@@ -105,3 +106,9 @@ def test_nothing_is_written_where_the_device_is_gone(
     with pytest.raises(HostError, match="is gone"):
         perform(step(planned), kernel)
     assert kernel.operations == []
+
+
+def test_every_cause_is_of_an_operation_and_an_errno_and_has_a_remedy() -> None:
+    causes = verified_write._causes()
+    assert {operation for operation, _ in causes} <= set(get_args(verified_write.Operation))
+    assert all(cause and remedy for cause, remedy in causes.values())
