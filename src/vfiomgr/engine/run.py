@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from vfiomgr.engine.journal import FIRST_STEPS
-from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step
+from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step, joined
 from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.worker import Result, WorkerPool
 from vfiomgr.errors import (
@@ -138,15 +138,8 @@ def _joined(one: Plan, other: Plan) -> Plan:
     """Two plans in sequence as one, with the notes of both."""
     if not one.steps:
         return other
-    return Plan(
-        other.summary,
-        (*one.steps, *other.steps),
-        locks=tuple(sorted({*one.locks, *other.locks})),
-        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
-        alternatives=tuple(dict.fromkeys((*one.alternatives, *other.alternatives))),
-        already=one.already,
-        resolves=tuple(dict.fromkeys((*one.resolves, *other.resolves))),
-    )
+    both = joined(other.summary, (one, other))
+    return replace(both, already=one.already, deferred=())
 
 
 def undo(

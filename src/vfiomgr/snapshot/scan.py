@@ -29,7 +29,7 @@ from vfiomgr.persistence.facts import (
 )
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import UNIDENTIFIED
-from vfiomgr.users import facts as users
+from vfiomgr.users import uses as users
 from vfiomgr.users.facet import UserFacts
 from vfiomgr.vgpu.reader import (
     NO_VGPUS,

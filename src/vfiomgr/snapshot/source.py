@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import documents
-from vfiomgr.documents.jsonable import API_VERSION, Misfit
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
-from vfiomgr.snapshot.document import from_document, to_document
+from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
 from vfiomgr.units import Version
@@ -31,9 +31,49 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import UnknownUsers
+
+
+def to_document(host: HostSnapshot) -> dict[str, Any]:
+    """The facts of a host as lists, dictionaries and scalars."""
+    document: dict[str, Any] = {}
+    for name in host.__struct_fields__:
+        value = getattr(host, name)
+        if name in HostSnapshot.facets:
+            members = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+            document |= {key: to_jsonable(getattr(value, field)) for key, field in members}
+        else:
+            document[name] = to_jsonable(value)
+    return document
+
+
+def from_document(document: dict[str, Any]) -> HostSnapshot:
+    """Read what `to_document` wrote.
+
+    Raises:
+        Misfit: the members are not those of a snapshot; names the first wrong one.
+
+    """
+    facets = HostSnapshot.facets
+    facet_of = {key: name for name, kind in facets.items() for key in kind.__struct_encode_fields__}
+    own: dict[str, Any] = {}
+    of_facets: dict[str, dict[str, Any]] = {}
+    for key, value in document.items():
+        if key in facet_of:
+            of_facets.setdefault(facet_of[key], {})[key] = value
+        elif key in facets or key not in HostSnapshot.__struct_fields__:
+            what = "unknown field"
+            raise Misfit(what, (key,))
+        else:
+            own[key] = value
+    absent: dict[str, Any] = {name: {} for name in facets if name not in of_facets}
+    try:
+        return from_jsonable(HostSnapshot, {**own, **of_facets, **absent})
+    except Misfit as error:
+        if error.keys[:1] and error.keys[0] in facets:
+            raise Misfit(error.what, error.keys[1:]) from None
+        raise
 
 
 KIND = "HostSnapshot"

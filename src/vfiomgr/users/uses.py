@@ -21,20 +21,20 @@ from vfiomgr.users.disks import (
     read_disk_uses,
     unread_tables,
 )
+from vfiomgr.users.facet import UserFacts
 from vfiomgr.users.model import HostUse, UnknownUsers, warn
+from vfiomgr.users.node_agent import DEADLINE, find_pods
+from vfiomgr.users.processes import read_users
 from vfiomgr.users.routing import FarLink, ask_routing, read_far_links
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.users.facet import UserFacts
     from vfiomgr.users.model import Report
 
-
-if TYPE_CHECKING:
     Rows = list[list[str]]
     ByInterface = Mapping[str, Sequence[str]]
 
@@ -353,3 +353,30 @@ def with_present_uses(users: UserFacts, tree: HostTree, devices: Sequence[PciDev
         return users
     kept = (use for use in users.host_uses or () if use.kind == "persistence-mode")
     return replace(users, host_uses=(*found, *kept), unknown=tuple(unknown))
+
+
+def read_host_facet(tree: HostTree) -> UserFacts:
+    """Read the uses by the host that need no root, and no others."""
+    unknown: list[UnknownUsers] = []
+    return UserFacts(read_host_uses(tree, unknown.append), unknown=tuple(unknown))
+
+
+def read_facet(
+    tree: HostTree,
+    devices: Sequence[PciDevice],
+    read_further: Callable[[Report], Iterable[HostUse]],
+    *,
+    with_claims: bool,
+) -> UserFacts:
+    """Read all users: processes, pods and the host (requires root).
+
+    `read_further` finds uses of another kind, `with_claims` tests whether the kernel uses disks, by
+    opening idle ones briefly.
+    """
+    unknown: list[UnknownUsers] = []
+    report = unknown.append
+    uses = read_all_uses(tree, devices, report, with_claims=with_claims)
+    if uses is not None:
+        uses = (*uses, *read_further(report))
+    processes, agent = read_users(tree, report), find_pods(tree, report, DEADLINE)
+    return UserFacts(uses, processes, agent, tuple(unknown))

@@ -115,7 +115,7 @@ def test_only_the_branch_of_an_address(run: Run) -> None:
 
 
 def test_without_root_processes_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfiomgr.users.facts.read_users", lambda *_: None)
+    monkeypatch.setattr("vfiomgr.users.uses.read_users", lambda *_: None)
     answer = run("topology", "82:00.0")
     assert "guest win" not in answer.stdout
     assert answer.stderr == "processes that use devices are not shown: requires root\n"
