@@ -16,8 +16,8 @@ from benchmarks.table import Row
 from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.vgpu_hosts import GPUS
 from tests.lab.command import VFIOMGR
-from vfiomgr.node.dra.creating import Creating
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.processes import Creating
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

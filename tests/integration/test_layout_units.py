@@ -12,7 +12,7 @@ import pytest
 
 from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.definitions.plan import render_instance, render_service
-from vfiomgr.node.systemd import AGENT, CDI, render_agent, render_cdi
+from vfiomgr.node.manifests import AGENT, CDI, render_agent, render_cdi
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import (
     BOOT,

@@ -17,7 +17,6 @@ import pytest
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Kubelet
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
-from tests.unit.node.stories import tell
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.node.messages import AgentSettings, Settings
 from vfiomgr.paths import HostPath
@@ -230,4 +229,8 @@ def test_nothing_is_offered_twice_and_nothing_grows(place: Path) -> None:
             status = await node.stop()
         assert status == 0
 
-    tell(story(), seconds=1200)
+    async def within() -> None:
+        async with asyncio.timeout(1200):
+            await story()
+
+    asyncio.run(within())

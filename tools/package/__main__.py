@@ -18,8 +18,8 @@ from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.containers.runtimes import record as runtimes
 from vfiomgr.definitions.model import GPU_DIRECTORY, RULE
 from vfiomgr.kata.model import CONFIGURATIONS
+from vfiomgr.node.manifests import AGENT
 from vfiomgr.node.model import FEATURES
-from vfiomgr.node.systemd import AGENT
 from vfiomgr.paths import SCRIPT, STATE
 from vfiomgr.persistence.installed_layout import RECORD, WATCH
 from vfiomgr.persistence.model import HOOKS, RULES, UNIT, UNITS

@@ -17,7 +17,7 @@ from tools.package.wheels import CHECKOUT, PYTHONS, unpack
 from tools.reference.__main__ import write_manual
 from vfiomgr.host.installation import PACKAGED
 from vfiomgr.main.program import cli
-from vfiomgr.node import systemd
+from vfiomgr.node import manifests
 from vfiomgr.persistence import installed_layout
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def packaged_units() -> dict[str, str]:
         installed_layout.BOOT.name: installed_layout.render_boot(_PROGRAM, None),
         installed_layout.WATCH.name: installed_layout.render_watch(_PROGRAM, None),
     }
-    agent = {name: render(_PROGRAM) for name, render in systemd.RENDERERS.items()}
+    agent = {name: render(_PROGRAM) for name, render in manifests.RENDERERS.items()}
     return {name: _enableable(text) for name, text in texts.items()} | agent
 
 

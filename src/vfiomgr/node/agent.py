@@ -7,24 +7,23 @@ import gc
 import math
 import os
 import signal
+import socket
 import time
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed
-from vfiomgr.node.kubelet import kubelet_stamp
-from vfiomgr.node.listing import Listing
+from vfiomgr.node.kubelet import PodLedger, kubelet_stamp
 from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
 from vfiomgr.node.pages import AgentPages
-from vfiomgr.node.plugin_directory import DirectoryChanges, DirectoryLock, remove_old_sockets
-from vfiomgr.node.pods import PodLedger
-from vfiomgr.node.scanning import Scanning
-from vfiomgr.node.serving import ServedResource
-from vfiomgr.node.systemd import notify, watchdog_seconds
+from vfiomgr.node.processes import Scanning
+from vfiomgr.node.serving import Listing, ServedResource
+from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove_stale
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.node.api_server import Events
     from vfiomgr.node.dra.driver import Driver
-    from vfiomgr.node.events import Events
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.sockets import Stamp
@@ -69,11 +68,7 @@ def run(settings: AgentSettings, tell: Callable[[str], None]) -> None:
 class Agent:
     """Everything that runs beside gRPC in its process; nothing here reads devices."""
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        tell: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: AgentSettings, tell: Callable[[str], None]) -> None:
         self._settings = settings
         self._tell = tell
         self._found = self.offered = Inventory()
@@ -96,13 +91,10 @@ class Agent:
         self._pods_at = 0.0
         """When the kubelet is asked again."""
         self.scanning = Scanning(settings.root, settings.scan, self._receive, tell)
-        self.metrics = AgentMetrics(
-            lambda: self.registered,
-            lambda: bool(self.scanning.error),
-        )
+        self.metrics = AgentMetrics(lambda: self.registered, lambda: bool(self.scanning.error))
         self._events: Events | None = None
         if settings.events is not None:
-            self._events = import_module("vfiomgr.node.events").Events(
+            self._events = import_module("vfiomgr.node.api_server").Events(
                 settings.events, tell, self.metrics.count_failure
             )
         self.driver: Driver | None = None
@@ -146,7 +138,7 @@ class Agent:
             self._lock.close()
 
     async def _run(self) -> None:
-        remove_old_sockets(self._settings.plugin_directory)
+        remove_stale(self._settings.plugin_directory, PREFIX, "--plugin-directory")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -333,7 +325,8 @@ class Agent:
             await self._sockets.wait(self._rest())
             if self._offers.wait(time.monotonic()) == 0:
                 await self._offer()
-            await self._end_quarantines()
+            if self._quarantine.active(time.monotonic()).keys() != self._quarantined:
+                await self._share_quarantine()
 
     @property
     def _is_lively(self) -> bool:
@@ -365,11 +358,9 @@ class Agent:
                 message = f"{device} belongs to ResourceClaim {self.claims[device]}"
                 raise Refusal(message, "delete the pod, so that it gets another device")
         problems = await self.scanning.verify(resource, devices)
-        failed = [problem for problem in problems if problem.has_failed_reset]
-        for problem in failed:
-            unit = next((u for u in self._found.units if u.id == problem.device), None)
-            if unit is not None:
-                await self._withhold(unit.id, reset_failed(unit, problem.message))
+        for problem in problems:
+            if problem.has_failed_reset:
+                await self._withhold_unreset(problem.device, problem.message)
         if problems:
             message = "; ".join(problem.message for problem in problems)
             raise HostError(message, "see vfiomgr node status on the node")
@@ -381,7 +372,6 @@ class Agent:
         self._ask_soon()
 
     def _ask_soon(self) -> None:
-        """Ask the kubelet which pod received a device."""
         self._pods_at = min(self._pods_at, time.monotonic() + _AFTER_ALLOCATION)
         self._sockets.stir()
 
@@ -394,14 +384,10 @@ class Agent:
         await self._share_quarantine()
 
     async def _withhold_unreset(self, device: str, why: str) -> None:
-        """Quarantine a device that could not be reset after its claim."""
+        """Quarantine a device that could not be reset."""
         unit = next((unit for unit in self._found.units if unit.id == device), None)
         if unit is not None:
             await self._withhold(device, reset_failed(unit, why))
-
-    async def _end_quarantines(self) -> None:
-        if self._quarantine.active(time.monotonic()).keys() != self._quarantined:
-            await self._share_quarantine()
 
     async def _share_quarantine(self) -> None:
         active = self._quarantine.active(time.monotonic())
@@ -486,3 +472,30 @@ class Agent:
         self._quarantine.release(device)
         await self.scanning.tell(forgive=device)
         await self._share_quarantine()
+
+
+_SOCKET = "NOTIFY_SOCKET"
+_WATCHDOG = "WATCHDOG_USEC"
+_WATCHED = "WATCHDOG_PID"
+
+
+def notify(state: str) -> None:
+    """Send a state such as `READY=1`; no effect if systemd does not wait for one.
+
+    It is dropped if systemd does not read: the agent must not wait for it.
+    """
+    name = os.environ.get(_SOCKET, "")
+    if not name.startswith(("/", "@")):
+        return
+    address = f"\0{name[1:]}" if name.startswith("@") else name
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)  # noqa: FBT003 - sockets have it so
+        sender.sendto(state.encode(), address)
+
+
+def watchdog_seconds() -> float | None:
+    """How often systemd expects `WATCHDOG=1`; None if it does not watch this process."""
+    text = os.environ.get(_WATCHDOG, "")
+    if not text.isdecimal() or os.environ.get(_WATCHED, str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(text) / 1_000_000 or None

@@ -1,16 +1,26 @@
-"""What containers receive for the devices that the kubelet chose, and the files of CDI for it."""
+"""What containers receive for the devices that the kubelet chose, and the files of CDI for it.
+
+The kubelet asks which devices a container should get: close to each other, and leaving others
+together. The devices of a resource are the leaves of a tree: NUMA nodes, root complexes, PCIe
+bridges, GPUs that have vGPUs. The set that is preferred has the fewest NUMA nodes, then the closest
+common part of the tree; of several, that of a part which is already in use.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.devices import LOWEST
 from vfiomgr.containers.cdi.document import needed_version, render_specification
 from vfiomgr.containers.cdi.model import (
     DYNAMIC,
     CdiDevice,
+    CdiDeviceNode,
     CdiEdits,
     CdiSpecification,
     device_nodes,
@@ -21,20 +31,17 @@ from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import CONTROL, IOMMU
-from vfiomgr.host.owners import NotARecord, read_own
-from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.health import UNUSABLE, is_unusable
+from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.node.model import Answer
-from vfiomgr.node.preferred import preferred
-from vfiomgr.paths import RUNTIME, VFIO_CDEVS
+from vfiomgr.paths import RUNTIME, VFIO_CDEVS, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Consumer, Inventory, NodeResource, NodeUnit
 
-__all__ = ["answer", "preferred", "specifications"]
 
 _ANNOTATION = "cdi.k8s.io/vfiomgr_"
 _LONGEST_KEY = 63
@@ -42,7 +49,6 @@ _LONGEST_KEY = 63
 _BY_CDI: tuple[Consumer, ...] = ("default", "kata")
 """The consumers that receive names of CDI devices, which outlive a reboot."""
 _OPEN_IOMMU: tuple[Consumer, ...] = ("default", "container")
-_NONE = CdiEdits()
 _TO_UNDERSCORE = expression(r"[/.]")
 
 
@@ -81,21 +87,23 @@ def specifications(inventory: Inventory) -> tuple[CdiSpecification, ...]:
 
 
 def _specification(resource: NodeResource) -> CdiSpecification:
-    units = [unit for unit in resource.units if not any(r.rule in UNUSABLE for r in unit.reasons)]
+    units = [unit for unit in resource.units if not is_unusable(unit)]
     return specification_of(
         resource.name,
-        tuple(CdiDevice(unit.id, edits_of(unit.nodes, unit.access)) for unit in units),
-        shared_edits(_common_nodes(units, resource.consumer), (unit.access for unit in units)),
+        tuple(
+            CdiDevice(u.id, CdiEdits(device_nodes=device_nodes(u.nodes, u.access))) for u in units
+        ),
+        shared_nodes(_common_nodes(units, resource.consumer), (unit.access for unit in units)),
     )
 
 
 def specification_of(
-    kind: str, devices: tuple[CdiDevice, ...], common: CdiEdits = _NONE
+    kind: str, devices: tuple[CdiDevice, ...], common: tuple[CdiDeviceNode, ...] = ()
 ) -> CdiSpecification:
-    """A specification of the lowest version that its devices need."""
-    built = CdiSpecification("", kind, devices, common)
+    """A specification of the lowest version that its devices need; all get the common nodes."""
+    built = CdiSpecification("", kind, devices, CdiEdits(device_nodes=common))
     version = max(LOWEST, needed_version(built)) if devices else LOWEST
-    return CdiSpecification(str(version), kind, devices, common)
+    return replace(built, version=str(version))
 
 
 def _units(resource: NodeResource, ids: Iterable[str]) -> list[NodeUnit]:
@@ -153,25 +161,12 @@ def common_nodes(paths: Sequence[str], consumer: Consumer) -> Iterator[str]:
         yield IOMMU
 
 
-def edits_of(paths: Iterable[str], access: NodeAccess) -> CdiEdits:
-    """The edits that add the nodes of a device to a container."""
-    return CdiEdits(device_nodes=device_nodes(paths, access))
-
-
-def shared_edits(paths: Iterable[str], accesses: Iterable[NodeAccess]) -> CdiEdits:
-    """The edits that add the nodes that devices need in common."""
-    return CdiEdits(device_nodes=shared_nodes(paths, accesses))
-
-
 FILE = RUNTIME / "node-cdi.json"
 
 
 def read_written(tree: HostTree) -> frozenset[str]:
     """The kinds of the specifications; empty if there is no record that vfiomgr wrote."""
-    try:
-        return frozenset(map(str, json.loads(read_own(tree, FILE))))
-    except (OSError, NotARecord, ValueError, TypeError):
-        return frozenset()
+    return frozenset(read_record(list[str], tree, FILE) or ())
 
 
 def write_specifications(tree: HostTree, found: Inventory, written: frozenset[str]) -> None:
@@ -182,19 +177,192 @@ def write_specifications(tree: HostTree, found: Inventory, written: frozenset[st
     """
     made = {specification.kind: specification for specification in specifications(found)}
     if not made.keys() <= written:
-        _record(tree, {*written, *made})
+        write_record(tree, FILE, sorted({*written, *made}))
     for kind, specification in made.items():
-        file, text = own_file(DYNAMIC, kind), render_specification(specification)
-        if tree.read_text(file) != text:
-            tree.make_directory(DYNAMIC)
-            tree.replace(file, text.encode(), durable=False)
+        write_specification(tree, own_file(DYNAMIC, kind), specification)
     gone = written - made.keys()
     for kind in gone:
         tree.remove(own_file(DYNAMIC, kind))
     if gone:
-        _record(tree, made)
+        write_record(tree, FILE, sorted(made))
 
 
-def _record(tree: HostTree, kinds: Iterable[str]) -> None:
-    tree.make_directory(RUNTIME)
-    tree.replace(FILE, f"{json.dumps(sorted(kinds))}\n".encode(), mode=0o600, durable=False)
+def write_specification(tree: HostTree, file: HostPath, specification: CdiSpecification) -> None:
+    """Write a file if it has another content: runtimes read the directory at each change."""
+    text = render_specification(specification)
+    if tree.read_text(file) != text:
+        tree.make_directory(DYNAMIC)
+        tree.replace(file, text.encode(), durable=False)
+
+
+class _Level(IntEnum):
+    """What devices below a node of the tree share; the closest first."""
+
+    UNIT = 0
+    GPU = 1
+    BRIDGE = 2
+    COMPLEX = 3
+    NUMA = 4
+    HOST = 5
+
+
+def preferred(
+    resource: NodeResource, available: Sequence[str], required: Sequence[str], size: int
+) -> tuple[str, ...]:
+    """The best available devices, sorted, including all required ones.
+
+    Raises:
+        UsageError: there are not enough, or a required one is not available.
+
+    """
+    free, needed = frozenset(available), frozenset(required)
+    known = {unit.id: unit for unit in resource.units}
+    foreign = free - known.keys()
+    if not needed <= free or foreign or not len(needed) <= size <= len(free):
+        numbers = f"{len(free)} are available, {len(needed)} are required"
+        message = f"cannot choose {size} devices of {resource.name}: {numbers}"
+        raise UsageError(message, "list the devices of this node with: vfiomgr node status")
+    tree = _tree(resource.units)
+    return tuple(sorted(_choose(tree, free, needed, size)))
+
+
+class _Part:
+    """A part of the tree; parts with a single child are left out."""
+
+    def __init__(self, level: _Level, path: tuple[str, ...]) -> None:
+        self.level = level
+        self.path = path
+        """The names of the parts above it, and its own."""
+        self.children: list[_Part] = []
+        self.units: frozenset[str] = frozenset()
+
+    @cached_property
+    def parts(self) -> list[_Part]:
+        """This part and all below it, children before their parents."""
+        return [part for child in self.children for part in child.parts] + [self]
+
+
+def _tree(units: Iterable[NodeUnit]) -> _Part:
+    root = _Part(_Level.HOST, ())
+    made: dict[tuple[str, ...], _Part] = {(): root}
+    for unit in units:
+        path: tuple[str, ...] = ()
+        parent = root
+        for level, name in _path(unit):
+            path = (*path, name)
+            part = made.get(path)
+            if part is None:
+                part = made[path] = _Part(level, path)
+                parent.children.append(part)
+            parent = part
+    return _compressed(root)
+
+
+def _path(unit: NodeUnit) -> Iterator[tuple[_Level, str]]:
+    """From the NUMA node to the device; an unknown one is a node of its own."""
+    yield _Level.NUMA, f"node {unit.numa_nodes}"
+    for number, name in enumerate(unit.pcie_path):
+        yield _Level.COMPLEX if number == 0 else _Level.BRIDGE, name
+    if unit.parent is not None:
+        yield _Level.GPU, str(unit.parent)
+    yield _Level.UNIT, unit.id
+
+
+def _compressed(part: _Part) -> _Part:
+    """The part without single children; its root is the closest common bridge."""
+    part.children = sorted(map(_compressed, part.children), key=lambda child: child.path)
+    if len(part.children) == 1:
+        return part.children[0]
+    own = [part.path[-1]] if part.level is _Level.UNIT else []
+    part.units = frozenset(own).union(*(child.units for child in part.children))
+    return part
+
+
+def _choose(tree: _Part, free: frozenset[str], required: frozenset[str], size: int) -> set[str]:
+    if size == 0:
+        return set()
+    rooms = _rooms(tree, free)
+    best = _closest(tree, rooms, required, size)
+    units = best.units & free
+    if len(units) == size:
+        return set(units)
+    chosen: set[str] = set()
+    for child, count in _shares(best, rooms, required, size):
+        chosen |= _choose(child, free, required & child.units, count)
+    return chosen
+
+
+def _rooms(tree: _Part, free: frozenset[str]) -> dict[_Part, int]:
+    rooms: dict[_Part, int] = {}
+    for part in tree.parts:
+        if part.level is _Level.UNIT:
+            rooms[part] = int(part.path[-1] in free)
+        else:
+            rooms[part] = sum(rooms[child] for child in part.children)
+    return rooms
+
+
+def _closest(tree: _Part, rooms: dict[_Part, int], required: frozenset[str], size: int) -> _Part:
+    """The part with enough devices whose devices share most, and which is in use already."""
+    best: tuple[object, ...] | None = None
+    found = tree
+    stack: list[tuple[_Part, tuple[tuple[_Level, tuple[bool, int]], ...]]] = [(tree, ())]
+    while stack:
+        part, above = stack.pop()
+        if rooms[part] < size or not required <= part.units:
+            continue
+        here = ((part.level, _strain(part, rooms)), *above)
+        deeper = [child for child in part.children if _fits(child, rooms, required, size)]
+        stack += [(child, here) for child in deeper]
+        key = (part.level, _by_level(part, here), part.path)
+        if not deeper and (best is None or key < best):
+            best, found = key, part
+    return found
+
+
+def _fits(part: _Part, rooms: dict[_Part, int], required: frozenset[str], size: int) -> bool:
+    return rooms[part] >= size and required <= part.units
+
+
+def _strain(part: _Part, rooms: dict[_Part, int]) -> tuple[bool, int]:
+    """Whether all devices of a part are free, which should stay so, and how many are."""
+    return (rooms[part] == len(part.units), rooms[part])
+
+
+def _by_level(
+    part: _Part, strains: Sequence[tuple[_Level, tuple[bool, int]]]
+) -> tuple[object, ...]:
+    """The strains of a part and of those above it, by level; the innermost of each counts.
+
+    A level that is missing has nothing to keep together.
+    """
+    innermost: dict[_Level, tuple[bool, int]] = {}
+    for level, strain in strains:
+        innermost.setdefault(level, strain)
+    return tuple(innermost.get(level, (False, 0)) for level in _Level if level >= part.level)
+
+
+def _shares(
+    part: _Part, rooms: dict[_Part, int], required: frozenset[str], size: int
+) -> Iterator[tuple[_Part, int]]:
+    """How many devices to take from which children: from as few children as possible.
+
+    The last one is that which fits best; all others are used up, unless they are only needed for
+    required devices.
+    """
+    needed = {child: len(required & child.units) for child in part.children}
+    used = [child for child in part.children if needed[child]]
+    others = [child for child in part.children if not needed[child]]
+    while (missing := size - sum(rooms[child] for child in used)) > 0:
+        enough = [child for child in others if rooms[child] >= missing]
+        if enough:
+            child = min(enough, key=lambda child: (_strain(child, rooms), child.path))
+        else:
+            child = min(others, key=lambda child: (-rooms[child], child.path))
+        others.remove(child)
+        used.append(child)
+    left = size - sum(needed[child] for child in used)
+    for child in used:
+        more = min(left, rooms[child] - needed[child])
+        left -= more
+        yield child, needed[child] + more

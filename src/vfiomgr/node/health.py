@@ -1,19 +1,25 @@
-"""Whether a device may be given to a pod, and why not: one set of rules for all who ask."""
+"""Whether a device may be given to a pod, and why not: one set of rules for all who ask.
+
+Before a container starts with devices, they are verified, and reset if their resource says so.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from errno import EACCES, EPERM, EROFS
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
+from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker, diagnostics_of, finding
+from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.expressions import expression
+from vfiomgr.node.messages import Problem
 from vfiomgr.node.model import HealthFacts, NodeUnit
 from vfiomgr.passthrough.readiness_hints import bind_remedy
-from vfiomgr.paths import VFIO_CDEVS
+from vfiomgr.paths import PCI_DEVICES, VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -24,7 +30,11 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.library import Host
+    from vfiomgr.node.messages import Question
+    from vfiomgr.node.model import Inventory
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import DeviceUser
 
 _D3COLD = "D3cold"
@@ -44,17 +54,22 @@ UNUSABLE = frozenset(
 """Rules of units that no container could open: an allocation of these is refused."""
 
 
+def is_unusable(unit: NodeUnit) -> bool:
+    """Whether no container could open a unit."""
+    return any(reason.rule in UNUSABLE for reason in unit.reasons)
+
+
 class HealthContext(Value):
     """What is known about devices besides the host's snapshot."""
 
-    held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, str] = field(default_factory=dict)
     """The pod of a unit, NAMESPACE/NAME, by the unit's ID."""
-    claims: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    claims: Mapping[str, str] = field(default_factory=dict)
     """The ResourceClaim of a unit, NAMESPACE/NAME, by the unit's ID."""
-    quarantine: Mapping[str, Diagnostic] = field(default_factory=lambda: MappingProxyType({}))
+    quarantine: Mapping[str, Diagnostic] = field(default_factory=dict)
     """Why a unit is withheld, by its ID."""
     now: HealthFacts = HealthFacts()
-    elsewhere: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     """The CDI file of another program that has a node, by the node's path."""
     before: HealthFacts = HealthFacts()
     """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
@@ -76,14 +91,19 @@ class UnitContext(Value, dict=True):
         """The functions of the unit that the host has."""
         return _present(self.host, self.unit)
 
+    def blocker(self, rule: str, summary: str, remedy: str | Remedy) -> Diagnostic:
+        """A reason why no pod gets the unit."""
+        return blocker(rule, self.unit.id, summary, remedy)
+
 
 def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
     """The reason of a device whose reset failed, for the quarantine."""
+    function = unit.addresses[0] if unit.addresses else unit.id
     return blocker(
         "reset-failed",
         unit.id,
         f"cannot reset {unit.id}: {cause}",
-        f"reset it with: vfiomgr reset {_function_of(unit)}; then: vfiomgr node release {unit.id}",
+        f"reset it with: vfiomgr reset {function}; then: vfiomgr node release {unit.id}",
         why="the next pod would find the state of the previous one",
     )
 
@@ -123,9 +143,8 @@ def _wrong_driver(context: UnitContext) -> Iterator[Diagnostic]:
     for device in context.present if unit.kind != "mdev" else ():
         is_right = device.driver == unit.driver if unit.kind == "vendor" else device.is_on_vfio
         if not is_right:
-            yield blocker(
+            yield context.blocker(
                 "wrong-driver",
-                unit.id,
                 f"{device.address} is on {device.driver or 'no driver'}",
                 bind_remedy(f"vfiomgr bind {device.address}", [device]),
             )
@@ -139,9 +158,8 @@ def _not_viable(context: UnitContext) -> Iterator[Diagnostic]:
     others = [d for d in foreign if is_blocking(d) or not (d.is_bridge or d.is_on_vfio)]
     if others:
         names = ", ".join(f"{d.address} (on {d.driver or 'no driver'})" for d in others)
-        yield blocker(
+        yield context.blocker(
             "group-not-viable",
-            unit.id,
             f"IOMMU group {unit.group} also contains {names}",
             bind_remedy(
                 f"vfiomgr bind {unit.addresses[0]} --with-group",
@@ -153,9 +171,8 @@ def _not_viable(context: UnitContext) -> Iterator[Diagnostic]:
 
 def _no_node(context: UnitContext) -> Iterator[Diagnostic]:
     for node in _missing_nodes(context.host, context.unit):
-        yield blocker(
+        yield context.blocker(
             "node-missing",
-            context.unit.id,
             f"{node} does not exist",
             "load the module vfio, or create the nodes of /dev with: udevadm trigger",
         )
@@ -184,9 +201,8 @@ def _other_owner(context: UnitContext) -> Iterator[Diagnostic]:
         for node in unit.nodes:
             access = host.files.access(node)
             if access is not None and access != owner.access:
-                yield blocker(
+                yield context.blocker(
                     "node-owner",
-                    unit.id,
                     f"the owner and mode of {node} are {access}, not {owner.access} ({owner.name})",
                     f"udevadm trigger --name-match {node.removeprefix('/dev/')}",
                 )
@@ -224,9 +240,8 @@ def _errors(context: UnitContext) -> Iterator[Diagnostic]:
 def _no_power(context: UnitContext) -> Iterator[Diagnostic]:
     for device in context.present:
         if device.power_state == _D3COLD and device.runtime_status in _AWAKE:
-            yield blocker(
+            yield context.blocker(
                 "stuck-in-d3cold",
-                context.unit.id,
                 f"{device.address} does not wake up from D3cold",
                 f"power-cycle the host; then: vfiomgr bind {device.address} --no-d3cold",
             )
@@ -236,9 +251,8 @@ def _link_down(context: UnitContext) -> Iterator[Diagnostic]:
     own = {device.address for device in context.present}
     for link in context.host.links or ():
         if link.address in own and link.width is None:
-            yield blocker(
+            yield context.blocker(
                 "link-down",
-                context.unit.id,
                 f"the PCIe link of {link.address} is down",
                 "reseat the device, or power-cycle the host",
             )
@@ -256,9 +270,8 @@ def _orphaned(context: UnitContext) -> Iterator[Diagnostic]:
         problem = "does not answer"
     else:
         return
-    yield blocker(
+    yield context.blocker(
         "vgpu-parent-gone",
-        context.unit.id,
         f"the physical function {context.unit.parent} {problem}",
         "load its driver, or power-cycle the host; then create the vGPUs again",
     )
@@ -269,9 +282,8 @@ def _held_outside(context: UnitContext) -> Iterator[Diagnostic]:
         return
     outside = [user for user in users_of(context.host, context.unit) if is_outside(user)]
     if outside:
-        yield blocker(
+        yield context.blocker(
             "held-by-guest",
-            context.unit.id,
             f"{context.unit.id} is in use outside of Kubernetes by {', '.join(map(str, outside))}",
             "shut the guest down, or detach the device",
         )
@@ -289,9 +301,8 @@ def _removed(context: UnitContext) -> Iterator[Diagnostic]:
     else:
         is_there = context.host.device_named(context.unit.id) is not None
     if not is_there:
-        yield blocker(
+        yield context.blocker(
             "device-removed",
-            context.unit.id,
             f"{context.unit.id} was removed from the host",
             "add it again, or restart the agent to forget it",
         )
@@ -301,9 +312,8 @@ def _exchanged(context: UnitContext) -> Iterator[Diagnostic]:
     for address, known in zip(context.unit.addresses, context.unit.pci_ids, strict=False):
         device = context.host.device_named(str(address))
         if device is not None and f"{device.vendor_id}:{device.device_id}" != known:
-            yield blocker(
+            yield context.blocker(
                 "device-exchanged",
-                context.unit.id,
                 f"{address} is another device now ({device.vendor_id}:{device.device_id})",
                 "restart the agent to offer it as what it is",
             )
@@ -321,10 +331,6 @@ def _nodes_of(host: HostSnapshot, unit: NodeUnit) -> frozenset[str]:
 def _present(host: HostSnapshot, unit: NodeUnit) -> list[PciDevice]:
     found = (host.device_named(str(address)) for address in unit.addresses)
     return [device for device in found if device is not None]
-
-
-def _function_of(unit: NodeUnit) -> PciAddress | str:
-    return unit.addresses[0] if unit.addresses else unit.id
 
 
 RULES: RuleSet[UnitContext] = register(
@@ -354,3 +360,88 @@ def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[D
     quarantined = known.quarantine.get(unit.id)
     others = () if quarantined is None else (quarantined,)
     return RULES.run(UnitContext(host, unit, known), *others).findings
+
+
+_FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
+
+
+def may_reset(tree: HostTree) -> bool:
+    """Whether attributes of devices can be written: in a pod, /sys is read-only."""
+    return tree.is_live and os.access(tree.locate(PCI_DEVICES), os.W_OK)
+
+
+def is_of_device(error: VfiomgrError) -> bool:
+    """Whether a reset failed because of the device, not because this process may not write."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NeedsRoot | UsageError):
+            return False
+        if isinstance(cause, OSError | WriteFailed) and cause.errno in _FORBIDDEN:
+            return False
+        cause = cause.__cause__
+    return True
+
+
+def find_problems(
+    host: Host,
+    question: Question,
+    seen: HostSnapshot,
+    found: Inventory,
+    crashes: Mapping[str, Diagnostic],
+) -> Iterator[Problem]:
+    """Why a container must not start with the devices of a question."""
+    resource = found.resource(question.resource)
+    units = {unit.id: unit for unit in resource.units} if resource else {}
+    if not question.resource:  # devices of claims must only answer
+        for each in found.units:
+            silent = next((r for r in each.reasons if r.rule == "silent-device"), None)
+            if silent is not None and each.id in question.verify:
+                yield Problem(each.id, silent.summary)
+        return
+    for device in question.verify:
+        unit = units.get(device)
+        if unit is None:
+            yield Problem(device, f"{device} is not a device of {question.resource}")
+        elif unit.reasons:
+            yield Problem(device, "; ".join(each.summary for each in unit.reasons))
+        elif device in crashes:
+            yield Problem(device, crashes[device].summary)
+        elif resource is not None and resource.resets:
+            yield from _reset(host, unit, seen)
+
+
+def _reset(host: Host, unit: NodeUnit, seen: HostSnapshot) -> Iterator[Problem]:
+    """Reset a device, unless a guest has it already: Kata starts its guest before containers.
+
+    VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
+    The kubelet has given the device to the pod already, which `in-use` allows.
+    """
+    if unit.kind != "function" or any(
+        user.node in unit.nodes for user in seen.users.processes or ()
+    ):
+        return
+    if not may_reset(host.tree):
+        return
+    for address in unit.addresses:
+        try:
+            host.reset(address, allow=("in-use",))
+        except Refusal as refusal:
+            reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
+            yield Problem(unit.id, f"cannot reset {address}: {reasons}")
+        except VfiomgrError as error:
+            yield Problem(unit.id, error.message, has_failed_reset=is_of_device(error))
+
+
+def skipped_resets(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
+    """The resources whose devices are not reset although their settings say so."""
+    for resource in found.resources:
+        if resource.resets and not may_reset(tree):
+            yield finding(
+                "reset-skipped",
+                "warning",
+                f"devices of {resource.name} are not reset before containers start",
+                (f"{PCI_DEVICES} is not writable",),
+                "VFIO resets a device when it is opened and closed",
+                "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service",
+                subject=resource.name,
+            )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LABELS = FEATURES / "vfiomgr"
 _MOST = 63
 """Characters of the name of a label."""
+_FLAGS = {True: "true", False: "false"}
 _INVALID = expression(r"[^A-Za-z0-9._-]+")
 
 
@@ -37,8 +38,8 @@ def labels(
 def _labels(
     inventory: Inventory, host: HostSnapshot, handlers: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
-    yield "iommu", _flag(is_set=host.iommu.is_on)
-    yield "iommufd", _flag(is_set=any(device.vfio_cdev for device in host.devices))
+    yield "iommu", _FLAGS[host.iommu.is_on]
+    yield "iommufd", _FLAGS[any(device.vfio_cdev for device in host.devices)]
     for resource in inventory.resources:
         model = resource.name.partition("/")[2]
         is_vgpu = any(unit.kind != "function" for unit in resource.units)
@@ -52,10 +53,6 @@ def _labels(
 def _name(kind: str, text: str) -> str:
     """`model.GA102GL_A40`; cut to the longest valid name."""
     return f"{kind}.{_INVALID.sub('_', text)}"[:_MOST].rstrip("._-")
-
-
-def _flag(*, is_set: bool) -> str:
-    return "true" if is_set else "false"
 
 
 def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:

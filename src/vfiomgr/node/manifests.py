@@ -1,4 +1,7 @@
-"""Kubernetes objects that run the agent on prepared nodes, rendered from kata/node-agent."""
+"""Kubernetes objects that run the agent on prepared nodes, and its systemd units.
+
+The objects are rendered from kata/node-agent; the units are for an agent without a container.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,164 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr import __version__
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.kata.kubernetes import (
-    parse_selector,
     quoted,
     require_image,
     require_label,
     template,
 )
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
-from vfiomgr.node.model import SERVICE_ACCOUNT
+from vfiomgr.node.model import FEATURES, SERVICE_ACCOUNT
 from vfiomgr.paths import HostPath
-from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, render_record
+from vfiomgr.persistence.installed_layout import (
+    BOOT,
+    FILE,
+    RECORD,
+    SETTLE,
+    InstalledLayout,
+    render_record,
+)
+from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.kata.kubernetes import Object
+
+_PLAIN = expression(r"[A-Za-z0-9._+/:=-]+")
+"""Words without a special meaning in units."""
+AGENT = UNITS / "vfiomgr-node.service"
+CDI = UNITS / "vfiomgr-node-cdi.service"
+PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
+"""The kubelet's directory of device plugins, whatever its --root-dir is."""
+
+_AFTER = f"local-fs.target {BOOT.name} vfiomgr-persist.service vfiomgr-vgpu.service"
+_KUBELETS = (
+    "kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service "
+    "k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service"
+)
+_SERVING = f"""\
+CapabilityBoundingSet=
+CapabilityBoundingSet=CAP_SYS_PTRACE CAP_DAC_READ_SEARCH
+ReadWritePaths=-{PLUGINS} -{FEATURES}
+ProtectKernelModules=yes
+DevicePolicy=closed
+RestrictNamespaces=yes
+SystemCallFilter=~@module
+"""
+"""Changes to the sandbox of services that change the host: this one only reads it.
+
+The two capabilities are for the users of a device, in /proc. /sys stays writable, because resources
+can ask for resets."""
+ENVIRONMENT = HostPath("/etc/vfiomgr/node-agent.env")
+"""KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT and NODE_NAME, for an agent with claims."""
+CREDENTIALS = HostPath("/etc/vfiomgr/node-agent")
+"""Its token and ca.crt."""
+_CLAIMS = """\
+EnvironmentFile={environment}
+ExecStartPre=+mkdir -p -m 0750 {directories}
+ReadWritePaths=-{plugins} -{features} {directories}
+IPAddressDeny=
+RestrictAddressFamilies=AF_INET AF_INET6
+
+[Unit]
+Wants=network-online.target
+After=network-online.target
+"""
+"""Changes to that sandbox for an agent with claims: it creates vGPUs as other services do, asks the
+API server, and serves the kubelet in two more directories."""
+_INSTALL = """
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def render_agent(
+    program: str, arguments: Iterable[str] = (), claims: HostPath | None = None
+) -> str:
+    """Render the unit of the agent, with more arguments for it.
+
+    With `claims`, the kubelet's --root-dir, it also serves ResourceClaims.
+
+    It starts before the kubelet, which soon after its own start rejects the pods of before a reboot
+    if their devices are not listed. The kubelet's directories are created before the sandbox, which
+    could not include them later.
+
+    Raises:
+        Refusal: the path would need quoting.
+
+    """
+    options, rights = "--metrics unix:/run/vfiomgr/metrics.sock", _SERVING
+    if claims is not None:
+        options += f" --dra --credentials {CREDENTIALS} --kubelet-root {_quoted(claims)}"
+        directories = " ".join(_quoted(claims / name) for name in ("plugins", "plugins_registry"))
+        rights = _CLAIMS.format(
+            environment=ENVIRONMENT, directories=directories, plugins=PLUGINS, features=FEATURES
+        )
+    return f"""\
+[Unit]
+Description=Offer VFIO devices and vGPUs to the kubelet
+After={_AFTER} {CDI.name}
+Before={_KUBELETS}
+
+[Service]
+Type=notify
+TimeoutStartSec=90
+ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
+ExecStart={_command(program, options, arguments)}
+ExecReload=kill -HUP $MAINPID
+Restart=on-failure
+RestartSec=5
+SuccessExitStatus=130
+TimeoutStopSec=10
+WatchdogSec=60
+{SANDBOX}{rights}{_INSTALL}"""
+
+
+def render_cdi(program: str, arguments: Iterable[str] = ()) -> str:
+    """Render the unit that writes the CDI specifications at boot, before the kubelet starts.
+
+    The arguments name the resources, which are those of the agent only if it has the same ones.
+
+    Pods of before the reboot then get their devices by name, although the numbers of the IOMMU
+    groups have changed.
+
+    Raises:
+        Refusal: the path would need quoting.
+
+    """
+    return f"""\
+[Unit]
+Description=Write the CDI specifications of devices for pods
+After={_AFTER}
+Before={_KUBELETS}
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStartPre=-udevadm settle --timeout={SETTLE}
+ExecStart={_command(program, "--once", arguments)}
+TimeoutStartSec=120
+{SANDBOX}{_SERVING}{_INSTALL}"""
+
+
+def _command(program: str, options: str, arguments: Iterable[str]) -> str:
+    return " ".join((require_plain(program), "node run", options, *map(_quoted, arguments)))
+
+
+def _quoted(word: str) -> str:
+    """A word in ExecStart= (systemd.syntax(7), systemd.service(5))."""
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
+
+
+RENDERERS = {AGENT.name: render_agent, CDI.name: render_cdi}
+
 
 DISTRIBUTIONS = tuple(KUBELET_ROOTS)
 POD_RESOURCES = "pod-resources"
@@ -122,39 +265,13 @@ class ManifestRequest(Value):
     arguments: tuple[str, ...] = ()
     """More arguments of the agent."""
 
-
-def manifest_request(  # noqa: PLR0913 - an option is an argument
-    *,
-    image: str | None,
-    namespace: str,
-    kubelet_root: HostPath,
-    selectors: tuple[str, ...],
-    selinux: bool,
-    layout: NodeLayout | None,
-    events: bool = False,
-    dra: bool = False,
-    arguments: tuple[str, ...] = (),
-) -> ManifestRequest:
-    """The request of a user.
-
-    Raises:
-        UsageError: Kubernetes would refuse a value.
-
-    """
-    if layout is not None and len(layout.text.encode()) >= _MOST_BYTES:
-        message = "--with-layout: a ConfigMap cannot hold a layout of 1 MiB or more"
-        raise UsageError(message, "install it on the nodes: vfiomgr layout install FILE")
-    return ManifestRequest(
-        image=IMAGE if image is None else require_image("--image", image),
-        namespace=require_label("--namespace", namespace),
-        kubelet_root=kubelet_root,
-        node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
-        selinux=selinux,
-        layout=layout,
-        events=events,
-        dra=dra,
-        arguments=arguments,
-    )
+    def __post_init__(self) -> None:
+        """Raise UsageError for what Kubernetes would refuse."""
+        if self.layout is not None and len(self.layout.text.encode()) >= _MOST_BYTES:
+            message = "--with-layout: a ConfigMap cannot hold a layout of 1 MiB or more"
+            raise UsageError(message, "install it on the nodes: vfiomgr layout install FILE")
+        require_image("--image", self.image)
+        require_label("--namespace", self.namespace)
 
 
 def manifests(request: ManifestRequest) -> tuple[Object, ...]:

@@ -1,23 +1,32 @@
-"""How the agent runs, and what it and its scanning process send to each other, as lines of JSON."""
+"""How the agent runs, and what its processes send to each other, as lines of JSON.
+
+Also what they keep in files of /run: values that only root can have written.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import json
+import os
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
+from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.dra.model import Pool
 from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.value import Value as AnyValue
 
 _T = TypeVar("_T", bound=Value)
+_R = TypeVar("_R")
 
 KUBELET_DIRECTORY = HostPath("/var/lib/kubelet")
 """The default of the kubelet's --root-dir, which plugins and plugins_registry are in."""
@@ -164,6 +173,61 @@ class Report(Value):
     """The vGPUs that were created for claims, which the inventory does not have."""
     is_unchanged: bool = False
     """Whether the host is as the last report with an inventory says."""
+
+
+class Order(Value):
+    """A change of the host for a claim."""
+
+    verb: Literal["create", "remove", "reset"]
+    owner: str = ""
+    """Who a vGPU is for; the same owner gets the same vGPU again."""
+    parent: str = ""
+    """The GPU of a new vGPU."""
+    type: str = ""
+    """The ID of its type."""
+    addresses: tuple[PciAddress, ...] = ()
+    """The functions to reset."""
+
+
+class Result(Value):
+    """What became of an order."""
+
+    unit: NodeUnit | None = None
+    """The vGPU that was created."""
+    note: str = ""
+    """Why a device was not reset, if nothing is wrong with it."""
+    error: str = ""
+    """Why the order failed."""
+    hint: str = ""
+    is_refused: bool = False
+    """Whether a safety check refused it; nothing was changed."""
+
+
+def read_record(kind: type[_R], tree: HostTree, file: HostPath) -> _R | None:
+    """A value in a file; None if there is none that vfiomgr wrote."""
+    try:
+        return from_jsonable(kind, json.loads(read_own(tree, file)))
+    except (OSError, NotARecord, Misfit, ValueError):
+        return None
+
+
+def write_record(tree: HostTree, file: HostPath, value: object) -> None:
+    """Keep a value in a file until the host is rebooted.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    text = json.dumps(to_jsonable(value), indent=2) + "\n"
+    tree.make_directory(file.parent)
+    tree.replace(file, text.encode(), mode=0o600, durable=False)
+
+
+def send(sink: int, message: AnyValue) -> None:
+    """Write a message to a pipe."""
+    data = write(message)
+    while data:
+        data = data[os.write(sink, data) :]
 
 
 def write(message: AnyValue) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import time
-from collections import defaultdict
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +23,6 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import gpus, rooms
 
 if TYPE_CHECKING:
@@ -39,46 +37,34 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
-MetricKind = Literal["gauge", "counter", "info"]
+Sample = tuple[str, float, dict[str, str]]
+"""The name of a metric, without the suffix of its kind, a value and its labels."""
 _TRANSFERS = 1_000_000_000
 """Transfers per second in a GT/s."""
-_RESET_RULES = frozenset({"reset-failed"})
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-
-class Metric(Value):
-    """A metric: its name without the suffix of its kind, and its help text."""
-
-    name: str
-    kind: MetricKind
-    help: str
-
-
-class Sample(Value):
-    """One value of a metric."""
-
-    metric: Metric
-    labels: tuple[tuple[str, str], ...]
-    value: float
-
-
-INFO = Metric("vfiomgr_device", "info", "A function of a device that is offered to pods.")
-READY = Metric(
-    "vfiomgr_device_ready", "gauge", "Whether a device can be given to a pod; else the reason."
-)
-VIABLE = Metric("vfiomgr_group_viable", "gauge", "Whether an IOMMU group can be assigned.")
-ALLOCATED = Metric(
-    "vfiomgr_device_allocated", "gauge", "The container or ResourceClaim that has a device."
-)
-OPEN = Metric("vfiomgr_device_open", "gauge", "Whether a process has the device open.")
-RESET = Metric(
-    "vfiomgr_device_reset_required", "gauge", "Whether a device is withheld until it is reset."
-)
-ERRORS = Metric("vfiomgr_aer_errors", "counter", "Errors of PCI Express since boot.")
-LANES = Metric("vfiomgr_link_lanes", "gauge", "The width of a PCIe link.")
-TRANSFERS = Metric("vfiomgr_link_transfers_per_second", "gauge", "The speed of a PCIe link.")
-VGPUS = Metric("vfiomgr_vgpus", "gauge", "vGPUs by GPU and type, active and still available.")
-METRICS = (INFO, READY, VIABLE, ALLOCATED, OPEN, RESET, ERRORS, LANES, TRANSFERS, VGPUS)
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[InfoMetricFamily]
+METRICS: dict[str, tuple[_Kind, str]] = {
+    "vfiomgr_device": (InfoMetricFamily, "A function of a device that is offered to pods."),
+    "vfiomgr_device_ready": (
+        GaugeMetricFamily,
+        "Whether a device can be given to a pod; else the reason.",
+    ),
+    "vfiomgr_group_viable": (GaugeMetricFamily, "Whether an IOMMU group can be assigned."),
+    "vfiomgr_device_allocated": (
+        GaugeMetricFamily,
+        "The container or ResourceClaim that has a device.",
+    ),
+    "vfiomgr_device_open": (GaugeMetricFamily, "Whether a process has the device open."),
+    "vfiomgr_device_reset_required": (
+        GaugeMetricFamily,
+        "Whether a device is withheld until it is reset.",
+    ),
+    "vfiomgr_aer_errors": (CounterMetricFamily, "Errors of PCI Express since boot."),
+    "vfiomgr_link_lanes": (GaugeMetricFamily, "The width of a PCIe link."),
+    "vfiomgr_link_transfers_per_second": (GaugeMetricFamily, "The speed of a PCIe link."),
+    "vfiomgr_vgpus": (GaugeMetricFamily, "vGPUs by GPU and type, active and still available."),
+}
+"""The kind and the help text of each metric of a scan."""
 
 
 def samples(
@@ -100,11 +86,10 @@ def samples(
     for resource in inventory.resources:
         for unit in resource.units:
             yield from _ready(unit)
-            yield from _allocated(resource.name, unit)
-            yield from _claimed(unit, pods)
+            yield from _allocated(unit, resource.name, pods)
             yield from _open(host, unit)
     for unit in created:
-        yield from _claimed(unit, pods)
+        yield from _allocated(unit, "", pods)
         yield from _open(host, unit)
     yield from _groups(host, units)
     yield from _errors(devices, health or HealthFacts())
@@ -112,76 +97,57 @@ def samples(
     yield from _vgpus(host)
 
 
-def _sample(metric: Metric, value: float, **labels: str) -> Sample:
-    return Sample(metric, tuple(labels.items()), float(value))
-
-
 def _info(device: PciDevice) -> Sample:
-    known = {"iommu_group": device.iommu_group, "numa_node": device.numa_node}
-    return _sample(
-        INFO,
-        1,
-        address=str(device.address),
-        vendor=device.vendor_id,
-        device=device.device_id,
-        driver=device.driver or "",
-        **{name: "" if number is None else str(number) for name, number in known.items()},
-    )
+    group, node = device.iommu_group, device.numa_node
+    labels = {
+        "address": str(device.address),
+        "vendor": device.vendor_id,
+        "device": device.device_id,
+        "driver": device.driver or "",
+        "iommu_group": "" if group is None else str(group),
+        "numa_node": "" if node is None else str(node),
+    }
+    return "vfiomgr_device", 1, labels
 
 
 def _ready(unit: NodeUnit) -> Iterator[Sample]:
     rules = dict.fromkeys(reason.rule for reason in unit.reasons)
-    for rule in rules:
-        yield _sample(READY, 0, address=unit.id, reason=rule)
-    if not rules:
-        yield _sample(READY, 1, address=unit.id, reason="")
-    is_needed = not _RESET_RULES.isdisjoint(rules)
-    yield _sample(RESET, is_needed, address=unit.id)
+    for rule in rules or [""]:
+        yield "vfiomgr_device_ready", not rules, {"address": unit.id, "reason": rule}
+    yield "vfiomgr_device_reset_required", "reset-failed" in rules, {"address": unit.id}
 
 
-def _allocated(resource: str, unit: NodeUnit) -> Iterator[Sample]:
-    """For a device that a pod has, NAMESPACE/POD or NAMESPACE/POD/CONTAINER."""
-    if unit.pod:
+def _allocated(unit: NodeUnit, resource: str, pods: Mapping[str, str]) -> Iterator[Sample]:
+    """The container of a device from the device plugin, or its claim, with the pod if it is one."""
+    claim = container = ""
+    if unit.pod:  # NAMESPACE/POD or NAMESPACE/POD/CONTAINER
         namespace, pod, container = (*unit.pod.split("/", 2), "", "")[:3]
-        yield _sample(
-            ALLOCATED,
-            1,
-            address=unit.id,
-            resource=resource,
-            namespace=namespace,
-            pod=pod,
-            container=container,
-            claim="",
-        )
-
-
-def _claimed(unit: NodeUnit, pods: Mapping[str, str]) -> Iterator[Sample]:
-    """For a device that a claim has; the pod only if it is one."""
-    if unit.claim and not unit.pod:
+    elif unit.claim:
         namespace, _, claim = unit.claim.partition("/")
-        pod = pods.get(unit.claim, "").partition("/")[2]
-        yield _sample(
-            ALLOCATED,
-            1,
-            address=unit.id,
-            resource="",
-            namespace=namespace,
-            pod=pod,
-            container="",
-            claim=claim,
-        )
+        pod, resource = pods.get(unit.claim, "").partition("/")[2], ""
+    else:
+        return
+    labels = {
+        "address": unit.id,
+        "resource": resource,
+        "namespace": namespace,
+        "pod": pod,
+        "container": container,
+        "claim": claim,
+    }
+    yield "vfiomgr_device_allocated", 1, labels
 
 
 def _open(host: HostSnapshot, unit: NodeUnit) -> Iterator[Sample]:
     if host.users.processes is not None:
-        yield _sample(OPEN, unit.is_open, address=unit.id)
+        yield "vfiomgr_device_open", unit.is_open, {"address": unit.id}
 
 
 def _groups(host: HostSnapshot, units: Iterable[NodeUnit]) -> Iterator[Sample]:
     numbers = {unit.group for unit in units if unit.kind != "mdev" and unit.group is not None}
     for number in sorted(numbers):
         if host.group(number) is not None:
-            yield _sample(VIABLE, host.is_viable(number), iommu_group=str(number))
+            yield "vfiomgr_group_viable", host.is_viable(number), {"iommu_group": str(number)}
 
 
 def _errors(devices: Iterable[PciDevice], health: HealthFacts) -> Iterator[Sample]:
@@ -190,7 +156,8 @@ def _errors(devices: Iterable[PciDevice], health: HealthFacts) -> Iterator[Sampl
         for severity in ("correctable", "nonfatal", "fatal"):
             number = getattr(found, severity, None)
             if number is not None:
-                yield _sample(ERRORS, number, address=str(device.address), severity=severity)
+                labels = {"address": str(device.address), "severity": severity}
+                yield "vfiomgr_aer_errors", number, labels
 
 
 def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]:
@@ -199,14 +166,15 @@ def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]
         if link.address not in owned:
             continue
         found = (
-            (LANES, "current", link.width, 1),
-            (LANES, "maximum", link.max_width, 1),
-            (TRANSFERS, "current", link.speed, _TRANSFERS),
-            (TRANSFERS, "maximum", link.max_speed, _TRANSFERS),
+            ("lanes", "current", link.width, 1),
+            ("lanes", "maximum", link.max_width, 1),
+            ("transfers_per_second", "current", link.speed, _TRANSFERS),
+            ("transfers_per_second", "maximum", link.max_speed, _TRANSFERS),
         )
-        for metric, bound, number, unit in found:
+        for name, bound, number, unit in found:
             if number is not None:
-                yield _sample(metric, number * unit, address=str(link.address), bound=bound)
+                labels = {"address": str(link.address), "bound": bound}
+                yield f"vfiomgr_link_{name}", number * unit, labels
 
 
 def _vgpus(host: HostSnapshot) -> Iterator[Sample]:
@@ -216,7 +184,7 @@ def _vgpus(host: HostSnapshot) -> Iterator[Sample]:
         free = {room.type.name or room.type.id: room.more for room in rooms(gpu)}
         for state, found in (("active", active), ("available", free)):
             for name, number in sorted(found.items()):
-                yield _sample(VGPUS, number, parent=gpu.name, type=name, state=state)
+                yield "vfiomgr_vgpus", number, {"parent": gpu.name, "type": name, "state": state}
 
 
 def _type_of(gpu: Gpu, vgpu: Vgpu) -> str:
@@ -224,8 +192,7 @@ def _type_of(gpu: Gpu, vgpu: Vgpu) -> str:
     return vgpu.type_name or next(filter(None, known), vgpu.type)
 
 
-__all__ = ["CONTENT_TYPE_LATEST", "AgentMetrics", "render"]
-
+CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 _END = "# EOF\n"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 _SECONDS_OF_CLAIMS = (0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 25.0, 45.0)
@@ -241,7 +208,7 @@ def render(
 ) -> str:
     """The samples of a scan as text, without the line that ends an exposition."""
     registry = CollectorRegistry()
-    registry.register(_Collected(tuple(samples(host, inventory, health, created, pods))))
+    registry.register(_Collected(samples(host, inventory, health, created, pods)))
     return _text(registry)
 
 
@@ -318,32 +285,21 @@ class AgentMetrics:
 
 
 class _Collected:
-    """A collector of values that exist already."""
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily] = {}
+        for name, value, labels in samples:
+            if name not in self._families:
+                kind, text = METRICS[name]
+                self._families[name] = kind(name, text, labels=list(labels))
+            family = self._families[name]
+            if isinstance(family, InfoMetricFamily):
+                family.add_metric(list(labels.values()), {})
+            else:
+                family.add_metric(list(labels.values()), value)
 
-    def __init__(self, samples: tuple[Sample, ...]) -> None:
-        self._samples = samples
-
-    def collect(self) -> Iterator[Family]:
-        """The samples by metric."""
-        by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
-        for sample in self._samples:
-            by_metric[sample.metric].append(sample)
-        for metric, samples in by_metric.items():
-            yield _family(metric, samples)
-
-
-def _family(metric: Metric, samples: list[Sample]) -> Family:
-    names = [name for name, _ in samples[0].labels]
-    if metric.kind == "info":
-        info = InfoMetricFamily(metric.name, metric.help, labels=names)
-        for sample in samples:
-            info.add_metric([value for _, value in sample.labels], {})
-        return info
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=names)
-    for sample in samples:
-        family.add_metric([value for _, value in sample.labels], sample.value)
-    return family
+    def collect(self) -> Iterable[Family]:
+        """The metrics that have samples."""
+        return self._families.values()
 
 
 def _text(registry: CollectorRegistry) -> str:

@@ -3,7 +3,7 @@
 Everything is read for a question of the agent, and periodically. After an event, the devices that
 it names are read. Facts without events are read in intervals, for the offered devices only: the
 processes that have a device open, errors of PCI Express, whether suspended functions still answer,
-and what `KeptSnapshot.look` reads.
+and what `KeptSnapshot.look` reads. The modes of GPUs are read where claims can get vGPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.node.facts import read_health, with_present_fatal
-from vfiomgr.node.model import HealthFacts
+from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import address_in
@@ -26,17 +25,96 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.users.processes import read_holders_by_name
 from vfiomgr.value import Value
+from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.users.model import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
+
+_TOTAL = "TOTAL_ERR_"
+_MODES_INTERVAL = 600.0
+"""Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
+_OF_MODES = ("modes", "partitions", "parents", "active")
+
+
+def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
+    """The error counters of functions, which the kernel keeps in memory: no device is woken.
+
+    See Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
+    """
+    found = []
+    for address in dict.fromkeys(addresses):
+        fatal, nonfatal, correctable = (
+            _total(tree.read_in(pci_device(address), f"aer_dev_{kind}"))
+            for kind in ("fatal", "nonfatal", "correctable")
+        )
+        if (fatal, nonfatal, correctable) != (None, None, None):
+            found.append(FunctionHealth(address, fatal, nonfatal, correctable))
+    return HealthFacts(tuple(found))
+
+
+def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:
+    """The errors of a function with the present number of fatal ones: one file of three."""
+    fatal = _total(tree.read_in(pci_device(health.address), "aer_dev_fatal"))
+    return health if fatal == health.fatal else replace(health, fatal=fatal)
+
+
+def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddress]) -> HealthFacts:
+    """The errors that are forgiven, `before` those of the last scan.
+
+    Errors of a new function are those of its past. Numbers fall if the kernel adds it again.
+    """
+    known = {function.address: function for function in before.functions}
+    for function in now.functions:
+        last = known.get(function.address)
+        if last is None or function.address in released:
+            known[function.address] = function
+        elif function.fatal is not None and (last.fatal is None or function.fatal < last.fatal):
+            known[function.address] = replace(last, fatal=function.fatal)
+    return HealthFacts(tuple(known.values()))
+
+
+def _total(text: str | None) -> int | None:
+    """The number in the last line, `TOTAL_ERR_FATAL 3` (aer_stats_dev_attr in pcie/aer.c)."""
+    name, _, number = (text or "").rstrip().rpartition("\n")[2].partition(" ")
+    return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None
+
+
+class GpuModes:
+    """The modes of GPUs, as nvidia-smi reports them.
+
+    It takes a second, so it is asked again only if the vGPUs have changed, and from time to time,
+    because an administrator may have changed a mode.
+    """
+
+    def __init__(self) -> None:
+        self._before: object = None
+        """The parents and vGPUs of the host at the last report."""
+        self._facts: dict[str, object] = {}
+        self._read_at = 0.0
+
+    def are_due(self, seen: HostSnapshot) -> bool:
+        """Whether nvidia-smi is to be asked again."""
+        is_old = time.monotonic() > self._read_at + _MODES_INTERVAL
+        return is_old or self._before != (seen.vgpus.parents, seen.vgpus.active)
+
+    def added_to(self, seen: HostSnapshot, tree: HostTree) -> HostSnapshot:
+        """The host with the modes of its GPUs."""
+        if self.are_due(seen):
+            found = with_gpu_modes(seen, tree)
+            self._facts = {name: getattr(found.vgpus, name) for name in _OF_MODES}
+            self._before = (seen.vgpus.parents, seen.vgpus.active)
+            self._read_at = time.monotonic()
+        return replace(seen, vgpus=replace(seen.vgpus, **self._facts))
+
 
 EVERYTHING = 3600.0
 """Seconds until everything is read again, whatever was announced."""

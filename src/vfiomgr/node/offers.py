@@ -6,16 +6,14 @@ to start the containers of its pod again ("previously allocated devices are no l
 
 from __future__ import annotations
 
-import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
-from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.health import SANDBOX
+from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 
@@ -62,7 +60,9 @@ class Offers:
             for each in resource.units:
                 key = (resource.name, each.id)
                 unit = _in_one_resource(each, resource.name, resources_of.get(each.id))
-                is_withheld = unit.id in quarantine or unit.id in claims or _stays(unit)
+                # Errors stay counted: no reset clears them.
+                stays = any(reason.rule == "fatal-errors" for reason in unit.reasons)
+                is_withheld = unit.id in quarantine or unit.id in claims or stays
                 if not unit.is_healthy and key in self._healthy and not is_withheld:
                     begun = self._since.get(key, now)
                     if now < begun + self._debounce:
@@ -80,11 +80,6 @@ class Offers:
         """Seconds until a device that is still offered as healthy is not; None without any."""
         first = min(self._since.values(), default=None)
         return None if first is None else max(0.0, first + self._debounce - now)
-
-
-def _stays(unit: NodeUnit) -> bool:
-    """Whether a device is unhealthy for a reason that no reset clears: errors stay counted."""
-    return any(reason.rule == "fatal-errors" for reason in unit.reasons)
 
 
 def _in_one_resource(unit: NodeUnit, name: str, pods_name: str | None) -> NodeUnit:
@@ -168,20 +163,16 @@ class Sandboxes:
         """
         found = {}
         for unit in units:
-            pod = _pod_of(unit, claims)
+            pod = unit.pod.rpartition("/")[0] if unit.pod else claims.get(unit.claim, "")
             if not pod and unit.claim:
-                self._decide_later(unit)
+                # Several pods have the claim, or its pod is not known again yet.
+                if (last := self._known.get(unit.id)) is not None:
+                    self._known[unit.id] = replace(last, since=None)
                 continue
             cause = self._cause(unit, pod, users.get(unit.id, ()), now)
             if cause and unit.id not in quarantine:
                 found[unit.id] = _crashed(unit, cause)
         return found
-
-    def _decide_later(self, unit: NodeUnit) -> None:
-        """Keep what is known: several pods have the claim, or its pod is not known again yet."""
-        last = self._known.get(unit.id)
-        if last is not None:
-            self._known[unit.id] = replace(last, since=None)
 
     def _cause(self, unit: NodeUnit, pod: str, users: Sequence[DeviceUser], now: float) -> str:
         """Why to withhold a device; nothing if its guest runs, or ended with its pod."""
@@ -219,10 +210,6 @@ class Sandboxes:
         return is_over
 
 
-def _pod_of(unit: NodeUnit, claims: Mapping[str, str]) -> str:
-    return unit.pod.rpartition("/")[0] if unit.pod else claims.get(unit.claim, "")
-
-
 def _crashed(unit: NodeUnit, cause: str) -> Diagnostic:
     return blocker(
         "sandbox-crashed",
@@ -250,18 +237,12 @@ class Entry(Value):
     count: int = 1
 
 
-class Entries(Value):
-    """The content of the file."""
-
-    devices: dict[str, Entry]
-
-
 class Quarantine:
     """The devices in quarantine, which outlive the agent but not the boot."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
-        self._entries = _read(tree)
+        self._entries = read_record(dict[str, Entry], tree, FILE) or {}
 
     def add(self, device: str, reason: Diagnostic, now: float) -> float:
         """Withhold a device; returns for how many seconds."""
@@ -287,14 +268,4 @@ class Quarantine:
         return min((e.until for e in self._entries.values() if now < e.until), default=None)
 
     def _save(self) -> None:
-        text = json.dumps(to_jsonable(Entries(self._entries)), indent=2)
-        self._tree.make_directory(RUNTIME)
-        self._tree.replace(FILE, f"{text}\n".encode(), mode=0o600, durable=False)
-
-
-def _read(tree: HostTree) -> dict[str, Entry]:
-    """The entries of the file; without any if it is absent or was not written by vfiomgr."""
-    try:
-        return dict(from_jsonable(Entries, json.loads(read_own(tree, FILE))).devices)
-    except (OSError, NotARecord, Misfit, ValueError):
-        return {}
+        write_record(self._tree, FILE, self._entries)

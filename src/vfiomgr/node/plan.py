@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -22,9 +21,8 @@ from vfiomgr.containers.resource_names import (
 )
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths, offers
-from vfiomgr.node.health import UNUSABLE, HealthContext, published_in, reasons, users_of
+from vfiomgr.node.health import HealthContext, is_unusable, published_in, reasons, users_of
 from vfiomgr.node.model import (
-    HealthFacts,
     Inventory,
     NodeResource,
     NodeSettings,
@@ -45,8 +43,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-_NONE: Mapping[str, str] = MappingProxyType({})
-_NO_QUARANTINE: Mapping[str, Diagnostic] = MappingProxyType({})
+_NOTHING = HealthContext()
 
 
 class _Found(Value):
@@ -56,25 +53,19 @@ class _Found(Value):
     kind: DeviceKind
 
 
-def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
+def inventory(
     host: HostSnapshot,
     settings: NodeSettings,
-    held: Mapping[str, str] = _NONE,
+    known: HealthContext = _NOTHING,
     *,
-    claims: Mapping[str, str] = _NONE,
-    quarantine: Mapping[str, Diagnostic] = _NO_QUARANTINE,
     previous: Inventory | None = None,
-    now: HealthFacts | None = None,
-    before: HealthFacts | None = None,
     written: Iterable[str] = (),
 ) -> Inventory:
     """The resources of a host, by name, their units by ID, and why other devices are not offered.
 
-    `held` says which pod, NAMESPACE/NAME, has a unit; until the pod ends, the unit stays in its
-    resource of `previous`. `claims` says which ResourceClaim, NAMESPACE/NAME, has a unit. Units of
-    `previous` that are not ready any more stay, with the reason.
-    `now` and `before` are numbers of errors: more errors than before make a unit unhealthy.
-    `written` are the kinds of the agent's CDI specifications; other files are another program's.
+    Until the pod that holds a unit ends, the unit stays in its resource of `previous`. Units of
+    `previous` that are not ready any more stay, with the reason. `written` are the kinds of the
+    agent's CDI specifications; other files are another program's.
 
     Raises:
         UsageError: the prefix or an alias of the settings is invalid.
@@ -83,7 +74,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     found = list(_units(host))
     lost = _lost(previous, found)
     taken = _functions_of(unit for _, unit in lost)
-    kept = _held_names(previous, held)
+    kept = _held_names(previous, known.held)
     chosen = [
         each
         for each in found
@@ -97,14 +88,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
         named.append((kept.get(each.unit.id, name), each.unit))
     own = frozenset((*written, CLAIM_KIND, *(name for name, _ in (*named, *lost))))
-    context = HealthContext(
-        held=held,
-        claims=claims,
-        quarantine=quarantine,
-        now=now or HealthFacts(),
-        before=before or HealthFacts(),
-        elsewhere=_elsewhere(host, own | {DEFAULT_KIND}),
-    )
+    context = replace(known, elsewhere=_elsewhere(host, own | {DEFAULT_KIND}))
     by_name: dict[str, list[NodeUnit]] = defaultdict(list)
     for name, unit in named:
         by_name[name].append(_judged(host, unit, context))
@@ -137,9 +121,12 @@ def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu
         if host.vgpus.is_vendor_function(first)
         else quotas.get(offer.name)
     )
+    kind: UnitKind = "function"
+    if vgpu is not None:
+        kind = "vendor" if vgpu.family == "vendor-vfio" else "quota"
     unit = NodeUnit(
         id=offer.name,
-        kind=_unit_kind(vgpu),
+        kind=kind,
         addresses=tuple(device.address for device in functions),
         group=offer.group,
         nodes=node_paths(offer, default_form(host, offer)),
@@ -152,12 +139,6 @@ def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu
         access=node_access(host, offer),
     )
     return _Found(unit, kind_of_function(host, first))
-
-
-def _unit_kind(vgpu: Vgpu | None) -> UnitKind:
-    if vgpu is None:
-        return "function"
-    return "vendor" if vgpu.family == "vendor-vfio" else "quota"
 
 
 def _type_name(vgpu: Vgpu | None) -> str:
@@ -252,7 +233,7 @@ def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeU
 
 def _withdrawn(unit: NodeUnit) -> NodeUnit:
     """A lost unit, with a reason that it cannot be opened: its nodes may be others' now."""
-    if any(reason.rule in UNUSABLE for reason in unit.reasons):
+    if is_unusable(unit):
         return unit
     summary = f"{unit.id} cannot be assigned as before"
     against = blocker("not-ready", unit.id, summary, "restart the agent to forget it")
@@ -324,7 +305,9 @@ def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     against = next(guards.active_virtual_functions(host, device), None)
     against = against or next(guards.vgpu_parent(host, device), None)
     if against is None and not device.is_on_vfio and not host.vgpus.is_vendor_function(device):
-        against = next(guards.boot_display(host, device), None) or _on_host_driver(device)
+        summary = f"{device} is on {device.driver or 'no driver'}"
+        on_host_driver = _note("on-host-driver", device, summary, f"vfiomgr bind {device.address}")
+        against = next(guards.boot_display(host, device), None) or on_host_driver
     if against is None and is_without_memory(host, device):
         against = _note(
             "vgpu-function",
@@ -336,11 +319,6 @@ def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
     against = against or why_not_ready(host, device)
     yield replace(against, severity="info", override=None)
-
-
-def _on_host_driver(device: PciDevice) -> Diagnostic:
-    summary = f"{device} is on {device.driver or 'no driver'}"
-    return _note("on-host-driver", device, summary, f"vfiomgr bind {device.address}")
 
 
 def _about(host: HostSnapshot, resource: NodeResource) -> Iterator[Diagnostic]:

@@ -46,14 +46,10 @@ class CallError(Exception):
         self.text = text
 
 
-def invalid_argument(text: str) -> NoReturn:
-    """End a call: its request is wrong."""
-    raise GRPCError(Status.INVALID_ARGUMENT, cut(text))
-
-
-def failed_precondition(text: str) -> NoReturn:
-    """End a call: what it asks for cannot be done now."""
-    raise GRPCError(Status.FAILED_PRECONDITION, cut(text))
+def end_call(text: str, *, is_invalid: bool = False) -> NoReturn:
+    """End a call: its request is invalid, or what it asks for cannot be done now."""
+    status = Status.INVALID_ARGUMENT if is_invalid else Status.FAILED_PRECONDITION
+    raise GRPCError(status, cut(text))
 
 
 class _Codec(CodecBase):

@@ -1,7 +1,14 @@
-"""What the scanning process reports of its host: the inventory of a node, and what is wrong."""
+"""The scanning process: it reads and changes the host, next to the agent that serves gRPC.
+
+A read that the kernel does not return from holds up this process, and the agent still answers.
+Questions come from the standard input. Reports go to the standard output: the inventory of the
+node, and what is wrong.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from functools import partial
 from importlib import import_module
@@ -11,22 +18,15 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.resource_names import qualified
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
-from vfiomgr.node.facts import GpuModes, forgiven
-from vfiomgr.node.health import users_of
+from vfiomgr.node.health import HealthContext, find_problems, may_reset, skipped_resets, users_of
 from vfiomgr.node.labels import LABELS, kata_handlers, write_labels
-from vfiomgr.node.messages import (
-    ClaimFacts,
-    Question,
-    Report,
-    Settings,
-    read,
-)
+from vfiomgr.node.messages import ClaimFacts, Question, Report, Settings, read, send
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.node.observing import Observer
+from vfiomgr.node.observing import GpuModes, Observer, forgiven
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.resets import find_problems, may_reset, skipped_resets
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest
 
@@ -112,15 +112,17 @@ class Scanner:
             if question.allocated:
                 continue
             self._learn(question)
-            last = None if question.verify else question if last is None else _wider(last, question)
             if question.verify:
+                last = None
                 yield self.scan(question)
+            elif last is None or not _is_complete(last):
+                last = question
         if last is not None:
             yield self._answer(last) if has_events else self.scan(last)
 
     def _answer(self, question: Question) -> Report:
         """The report for a question, if events report the changes of the host."""
-        if question.settings is not None or question == Question():
+        if _is_complete(question):
             return self.scan(question)
         return self._attempt(lambda: self._observer.look(self._offered()), question)
 
@@ -139,11 +141,6 @@ class Scanner:
     def pause_of_glances(self) -> float:
         """Seconds until errors are looked for again."""
         return max(_GLANCE, self.cost_of_glance / _SHARE_OF_LOOKS)
-
-    def answer(self, question: Question) -> Report:
-        """Take over what a question says, scan, and verify what it names."""
-        self._learn(question)
-        return self.scan(question)
 
     def _learn(self, question: Question) -> None:
         if question.settings is not None:
@@ -174,7 +171,6 @@ class Scanner:
         return report
 
     def _functions(self, devices: Container[str]) -> frozenset[PciAddress]:
-        """The functions of devices, and their physical functions."""
         units = () if self._previous is None else self._previous.units
         return frozenset(_functions_of(unit for unit in units if unit.id in devices))
 
@@ -250,7 +246,9 @@ class Scanner:
         crashes = self._crashes(seen, found)
         problems = tuple(find_problems(self._host, asked, seen, found, crashes))
         of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
-        metrics = self._rendered(seen, found, now, of_claims)
+        metrics = ""
+        if self._measured is not None:
+            metrics = self._measured(seen, found, now, of_claims, self._claims.pods)
         is_changed, self._pools = pools != self._pools, pools
         return Report(
             found,
@@ -267,17 +265,6 @@ class Scanner:
             pools if is_changed else None,
             of_claims,
         )
-
-    def _rendered(
-        self,
-        seen: HostSnapshot,
-        found: Inventory,
-        now: HealthFacts,
-        of_claims: tuple[NodeUnit, ...],
-    ) -> str:
-        if self._measured is None:
-            return ""
-        return self._measured(seen, found, now, of_claims, self._claims.pods)
 
     def _has_modes(self, seen: HostSnapshot) -> bool:
         """Whether the modes of GPUs matter: vGPUs can be created for claims."""
@@ -334,22 +321,19 @@ class Scanner:
         return inventory(
             seen,
             self._node_settings(seen),
-            self._pods,
-            claims=self._claims.held,
-            quarantine=self._quarantine,
+            HealthContext(
+                held=self._pods,
+                claims=self._claims.held,
+                quarantine=self._quarantine,
+                now=now,
+                before=self._before,
+            ),
             previous=self._previous,
-            now=now,
-            before=self._before,
             written=written,
         )
 
     def _node_settings(self, seen: HostSnapshot) -> NodeSettings:
-        """The settings, with the resources of the node's layout, the last one that was valid.
-
-        Raises:
-            VfiomgrError: the layout is invalid, and was not valid before.
-
-        """
+        """The settings, with the resources of the node's layout, the last one that was valid."""
         try:
             self._layout, self._layout_error = self._read_layout(seen), ""
         except VfiomgrError as error:
@@ -380,10 +364,64 @@ def _functions_of(units: Iterable[NodeUnit]) -> Iterator[PciAddress]:
             yield unit.parent
 
 
-def _wider(first: Question, second: Question) -> Question:
-    """The question that requires a complete scan; the facts of both are already recorded."""
-    return first if first.settings is not None or first == Question() else second
+def _is_complete(question: Question) -> bool:
+    return question.settings is not None or question == Question()
 
 
 def _text(error: VfiomgrError) -> str:
     return "; ".join((error.message, *error.details))
+
+
+QUIET = 0.25
+"""Seconds without an event before a scan."""
+STORM = 3.0
+"""Seconds of continuous events after which the host is scanned anyway."""
+_BYTES = 1 << 16
+
+
+def serve(host: Host, source: int, sink: int, measured: Measured | None = None) -> None:
+    """Answer questions, and report after events and from time to time, until `source` ends."""
+    scanner = Scanner(host, measured)
+    try:
+        _serve(scanner, host, source, sink)
+    finally:
+        scanner.close()
+
+
+def _serve(scanner: Scanner, host: Host, source: int, sink: int) -> None:
+    changes = DeviceChanges(host.tree) if host.tree.is_machine else None
+    watched = [source, *(() if changes is None else (changes.fileno(),))]
+    unread = b""
+    due = glance_at = 0.0
+    while True:
+        rest = min(due, glance_at) - time.monotonic()
+        ready, _, _ = select.select(watched, [], [], max(0.0, rest))
+        reports: Iterable[Report] = ()
+        if source in ready:
+            data = os.read(source, _BYTES)
+            if not data:
+                return
+            *lines, unread = (unread + data).split(b"\n")
+            reports = scanner.answers(lines, has_events=changes is not None)
+        elif ready or time.monotonic() >= due or scanner.has_errors():
+            reports = (_observe(scanner, changes, has_event=bool(ready)),)
+        for report in reports:
+            send(sink, report)
+            due = time.monotonic() + scanner.pause(has_events=changes is not None)
+        glance_at = time.monotonic() + scanner.pause_of_glances()
+
+
+def _observe(scanner: Scanner, changes: DeviceChanges | None, *, has_event: bool) -> Report:
+    """The report after an event, or after a pause; without a source of events, of all."""
+    if changes is None:
+        return scanner.scan()
+    if not has_event:
+        return scanner.look()
+    _await_quiet(changes)
+    return scanner.follow(changes.take())
+
+
+def _await_quiet(changes: DeviceChanges) -> None:
+    end = time.monotonic() + STORM
+    while changes.wait(QUIET) and time.monotonic() < end:
+        pass

@@ -1,4 +1,10 @@
-"""The device plugin of each resource: its answers, its socket, its registration."""
+"""The device plugin of each resource: its answers, its socket, its registration.
+
+A plugin cannot see whether the kubelet offers the devices that it lists. If a kubelet follows two
+plugins of a resource, it takes the end of the first for the end of both: it still reads the list of
+the second, but allocates none of its devices
+(https://github.com/kubernetes/kubernetes/issues/127803). Therefore the kubelet is asked.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +25,15 @@ from vfiomgr.node.kubelet import (
     METHODS,
     UNHEALTHY,
     NoAnswer,
+    allocatable,
     kubelet_stamp,
     register,
 )
-from vfiomgr.node.rpc import Server, failed_precondition, invalid_argument, service
-from vfiomgr.node.sockets import cut, quoted_name, stamp_of
+from vfiomgr.node.rpc import Server, end_call, service
+from vfiomgr.node.sockets import PREFIX, cut, quoted_name, stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
@@ -113,20 +120,16 @@ class DevicePlugin:
         """Prefer close devices; an error would reject the pod, so any mistake is an empty hint."""
         response = DEVICES.PreferredAllocationResponse()
         for container in request.container_requests:
-            chosen = self._preferred(container)
+            chosen: tuple[str, ...] = ()
+            with suppress(VfiomgrError):
+                chosen = preferred(
+                    self._resource,
+                    container.available_deviceIDs,
+                    container.must_include_deviceIDs,
+                    container.allocation_size,
+                )
             response.container_responses.add(deviceIDs=chosen)
         return response
-
-    def _preferred(self, container: Message) -> tuple[str, ...]:
-        try:
-            return preferred(
-                self._resource,
-                tuple(container.available_deviceIDs),
-                tuple(container.must_include_deviceIDs),
-                container.allocation_size,
-            )
-        except VfiomgrError:
-            return ()
 
     async def allocate(self, request: Message) -> Message:
         """Name the devices for the container runtime; reads nothing of the host.
@@ -155,7 +158,6 @@ class DevicePlugin:
 
 
 def _named(request: Message) -> tuple[str, ...]:
-    """The devices that a request names."""
     return tuple(map(quoted_name, request.devices_ids))
 
 
@@ -188,9 +190,7 @@ def _written(made: Answer) -> Message:
 
 def _fail(error: VfiomgrError) -> NoReturn:
     """End a call with an error; users read its text in the events of the pod."""
-    if isinstance(error, UsageError):
-        invalid_argument(text_of(error))
-    failed_precondition(text_of(error))
+    end_call(text_of(error), is_invalid=isinstance(error, UsageError))
 
 
 def text_of(error: VfiomgrError) -> str:
@@ -198,7 +198,6 @@ def text_of(error: VfiomgrError) -> str:
     return cut(f"{error.message}; {error.hint}" if error.hint else error.message)
 
 
-PREFIX = "vfiomgr-"
 _LONGEST_PATH = 107
 """Bytes of a Unix socket's path (sun_path in unix(7))."""
 _PROCESS = secrets.token_hex(4)
@@ -306,18 +305,16 @@ class ServedResource:
             await self._serve()
         kubelet = kubelet_stamp(self._directory)
         now = time.monotonic()
-        if kubelet is None or (kubelet == self._kubelet and self._is_listed_at(now)):
+        # A new registration has some time to lead to a list.
+        is_new = self.plugin.opened == self._opened and now < self.registered_at + _LISTING
+        is_listed = self.plugin.streams > 0 or is_new
+        if kubelet is None or (kubelet == self._kubelet and is_listed):
             return
         if kubelet != self._kubelet:
             self._tell(f"{self.name}: found a kubelet")
             self._kubelet, self._pause, self._retry_at = kubelet, 0.0, 0.0
         if now >= self._retry_at:
             await self._register()
-
-    def _is_listed_at(self, now: float) -> bool:
-        """Whether the devices are listed, or a new registration has still time to lead to it."""
-        is_new = self.plugin.opened == self._opened
-        return self.plugin.streams > 0 or (is_new and now < self.registered_at + _LISTING)
 
     async def _serve(self) -> None:
         await self._stop()
@@ -362,3 +359,35 @@ class ServedResource:
         await server.stop()
         with suppress(FileNotFoundError):
             os.unlink(self._path)
+
+
+_SOON = 5.0
+"""Seconds after a registration, or a change of the kubelet's sockets, until it is asked."""
+_SELDOM = 120.0
+"""Seconds between questions without such a reason; the kubelet limits their rate."""
+
+
+class Listing:
+    """Asks the kubelet which devices are allocatable, and registers lost resources again."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._changed_at = 0.0
+        self.due = 0.0
+        """When the kubelet is asked again."""
+
+    async def check(self, served: Iterable[ServedResource], changed_at: float) -> None:
+        """Ask if it is due; a resource that was missing twice is registered again."""
+        served, now = tuple(served), time.monotonic()
+        last = max((changed_at, *(each.registered_at for each in served)))
+        if last > self._changed_at:
+            self._changed_at, self.due = last, last + _SOON
+        if now < self.due:
+            return
+        self.due = now + _SELDOM
+        listed = await allocatable(self._socket)
+        if listed is None:
+            return
+        for each in served:
+            if await each.is_missed(listed.get(each.name, set())):
+                self.due = time.monotonic() + _SOON

@@ -1,18 +1,30 @@
-"""Sockets of this process and of others, and the connections of a server.
+"""Sockets and their connections, and the kubelet's directories: a lock, old sockets, changes.
 
-A limit of connections leaves descriptors for everything else in the process.
+A limit of connections leaves descriptors for everything else in the process. A kubelet that starts
+creates its sockets again, and the agent registers again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import fcntl
 import os
 import socket
+import struct
+import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from vfiomgr.engine.locks import is_lock, open_lock
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.paths import RUNTIME
+
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.host.tree import HostTree
 
 Stamp = tuple[int, int]
 
@@ -76,7 +88,9 @@ class Clients:
 
     def add(self, transport: asyncio.WriteTransport, is_idle: Callable[[], bool]) -> None:
         """Count a new connection, and close one if there are too many."""
-        self._open[transport] = _peer(transport), is_idle
+        name = transport.get_extra_info("peername")
+        # All clients of a Unix socket count as one.
+        self._open[transport] = str(name[0]) if isinstance(name, tuple) else "", is_idle
         if len(self._open) > self._most:
             self._end_one(transport)
 
@@ -102,7 +116,193 @@ class Clients:
         ended.abort()
 
 
-def _peer(transport: asyncio.WriteTransport) -> str:
-    """The address of a client; all clients of a Unix socket count as one."""
-    name = transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) else ""
+PREFIX = "vfiomgr-"
+"""The beginning of the names of the agent's sockets in the kubelet's directories."""
+HIDDEN = f".{PREFIX}"
+"""The beginning of names that the kubelet ignores."""
+_ENDING = 5.0
+"""Seconds that another agent, which may be ending, has to release its lock."""
+_GLANCE = 0.1
+_STOP_IT = "see vfiomgr node status, and stop it first"
+
+
+class DirectoryLock:
+    """The lock of an agent against other agents, which would take over its resources.
+
+    The file is in /run/vfiomgr/locks, which administrators do not clean up. It is named after the
+    inode of the directory, not its path, and is therefore the same inside and outside of a
+    container.
+    """
+
+    def __init__(self, tree: HostTree, directory: str) -> None:
+        self._tree = tree
+        self._directory = directory
+        self._name = ""
+        self._descriptor = -1
+
+    async def take(self) -> None:
+        """Lock the directory.
+
+        Raises:
+            Refusal: another agent has locked it.
+            UsageError: the directory does not exist.
+
+        """
+        list_directory(self._directory, "--plugin-directory")
+        found = os.stat(self._directory)
+        self._name = f"node-{found.st_dev:x}-{found.st_ino:x}"
+        end = time.monotonic() + _ENDING
+        while not self._is_taken():
+            if time.monotonic() > end:
+                message = f"another agent serves the kubelet in {self._directory}"
+                raise Refusal(message, _STOP_IT)
+            await asyncio.sleep(_GLANCE)
+
+    def keep(self) -> None:
+        """Lock the directory again if the file of the lock was removed.
+
+        Raises:
+            Refusal: another agent has locked it in the meantime.
+
+        """
+        if is_lock(self._tree, self._name, self._descriptor):
+            return
+        self.close()
+        if not self._is_taken():
+            message = f"another agent has taken over the kubelet in {self._directory}"
+            raise Refusal(message, f"{_STOP_IT}; the lock of this agent was removed")
+
+    def close(self) -> None:
+        """Release the lock; its file stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _is_taken(self) -> bool:
+        try:
+            self._descriptor = open_lock(self._tree, self._name)
+        except OSError as error:
+            message = f"cannot create the agent's lock in {RUNTIME}: {error.strerror}"
+            raise UsageError(message, f"run as root, and make {RUNTIME} writable") from None
+        with suppress(BlockingIOError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_lock(self._tree, self._name, self._descriptor):
+                return True
+        self.close()
+        return False
+
+
+def remove_stale(directory: str, prefix: str, option: str) -> None:
+    """Remove the sockets of processes that were killed: the kubelet connects to all it finds.
+
+    Raises:
+        UsageError: there is no such directory.
+
+    """
+    for name in list_directory(directory, option):
+        path = os.path.join(directory, name)
+        is_ours = name.startswith(prefix) and name.endswith(".sock")
+        if (is_ours or name.startswith(HIDDEN)) and not is_served(path):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def list_directory(directory: str, option: str) -> list[str]:
+    """The names in a directory of the kubelet.
+
+    Raises:
+        UsageError: there is no such directory.
+
+    """
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
+        raise UsageError(message, f"start the kubelet first, or pass {option}") from None
+
+
+def refuse_served(path: str) -> None:
+    """Require that no process listens on a socket.
+
+    Raises:
+        Refusal: one does.
+
+    """
+    if is_served(path):
+        message = f"another process serves {path}"
+        raise Refusal(message, "stop that process first; find it with fuser")
+
+
+_CREATED, _DELETED, _MOVED_FROM, _MOVED_TO = 0x100, 0x200, 0x40, 0x80
+_ONLY_DIRECTORIES = 0x01000000
+_CHANGES = _CREATED | _DELETED | _MOVED_FROM | _MOVED_TO | _ONLY_DIRECTORIES
+_IGNORED = 0x8000
+"""The directory is gone, and is not watched any more (include/uapi/linux/inotify.h)."""
+_HEADER = struct.Struct("iIII")
+"""struct inotify_event: watch, mask, cookie, and the length of the name that follows."""
+_BYTES = 1 << 16
+_ABSENT = 1.0
+"""Seconds until it is seen that an absent directory was created."""
+
+
+class DirectoryChanges:
+    """Wakes whoever waits when a name comes or goes in one of the directories, or when told to.
+
+    `since` is when that was last so. Without inotify, all who wait look every `tick` seconds.
+    """
+
+    def __init__(self, directories: Iterable[str], tick: float) -> None:
+        self._absent = set(directories)
+        self._watched: dict[int, str] = {}
+        self._tick = tick
+        self._stirred = asyncio.Event()
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._descriptor: int = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.since = time.monotonic()
+
+    def start(self) -> None:
+        """Watch, in the running loop."""
+        if self._descriptor >= 0:
+            self._watch()
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def stir(self) -> None:
+        """Wake whoever waits."""
+        stirred, self._stirred = self._stirred, asyncio.Event()
+        stirred.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for a change, at most so many seconds."""
+        if self._descriptor < 0:
+            seconds = min(seconds, self._tick)
+        elif self._absent:
+            self._watch()
+            seconds = min(seconds, _ABSENT) if self._absent else seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stirred.wait()
+
+    def _watch(self) -> None:
+        for directory in tuple(self._absent):
+            name = os.fsencode(directory)
+            watch = self._library.inotify_add_watch(self._descriptor, name, _CHANGES)
+            if watch >= 0:
+                self._watched[watch] = directory
+                self._absent.discard(directory)
+
+    def _read(self) -> None:
+        data = os.read(self._descriptor, _BYTES)
+        while data:
+            watch, mask, _, length = _HEADER.unpack_from(data)
+            data = data[_HEADER.size + length :]
+            if mask & _IGNORED and watch in self._watched:
+                self._absent.add(self._watched.pop(watch))
+        self.since = time.monotonic()
+        self.stir()

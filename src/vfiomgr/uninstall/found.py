@@ -22,7 +22,7 @@ from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import read_configuration, read_configurations
 from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
-from vfiomgr.node import answers, offers, systemd
+from vfiomgr.node import answers, manifests, offers
 from vfiomgr.node.dra.records import DIRECTORY as CLAIMS
 from vfiomgr.node.model import FEATURES
 from vfiomgr.paths import HostPath
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
-_BY_HAND = (systemd.AGENT, systemd.CDI, systemd.ENVIRONMENT, systemd.CREDENTIALS)
+_BY_HAND = (manifests.AGENT, manifests.CDI, manifests.ENVIRONMENT, manifests.CREDENTIALS)
 """Units that an administrator installs; `node manifests` only prints them."""
 _STOP = (
-    f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
+    f"systemctl disable --now {manifests.AGENT.name} {manifests.CDI.name}; a DaemonSet: "
     "kubectl delete -f MANIFEST"
 )
-_START = f"start the agent (a service: systemctl start {systemd.AGENT.name}); then "
+_START = f"start the agent (a service: systemctl start {manifests.AGENT.name}); then "
 _COMMAND = "vfiomgr uninstall"
 _CONFIGURATION = expression(r"/[^\s\"']+\.toml")
 
@@ -155,7 +155,7 @@ def refuse_unfinished(host: ManagedHost) -> None:
         refuse("uninstall-claims", CLAIMS, message, remedy)
     if is_served:
         message = "the node agent is running, and would write its files again"
-        refuse("uninstall-agent", systemd.AGENT, message, _STOP)
+        refuse("uninstall-agent", manifests.AGENT, message, _STOP)
 
 
 def _remove_entries(tree: HostTree) -> _Entries:

@@ -29,7 +29,7 @@ def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int,
     seen: list[tuple[int, int, int]] = []
     for place in (
         "vfiomgr.node.agent.run",
-        "vfiomgr.node.scan_process.serve",
+        "vfiomgr.node.scanner.serve",
         "vfiomgr.node.dra.vgpus.serve",
         "vfiomgr.layout.commands.watch.watch_layout",
         "vfiomgr.passthrough.watch.watch_machine",

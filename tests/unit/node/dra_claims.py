@@ -8,9 +8,11 @@ from vfiomgr.errors import HostError, Refusal
 from vfiomgr.library import Host
 from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Parameters, Target
 from vfiomgr.node.dra.preparing import Preparing
-from vfiomgr.node.dra.vgpus import Order, Result, Vgpus
+from vfiomgr.node.dra.vgpus import Vgpus
+from vfiomgr.node.messages import Order, Result
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
+from vfiomgr.node.processes import Creating
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
@@ -51,10 +53,11 @@ def creatable(type_id: str, number: int = 0, gpu: str = GPU) -> DraDevice:
     return DraDevice(f"gpu-{type_id}-{number}", Target(parent=gpu, type=type_id))
 
 
-class Direct:
+class Direct(Creating):
     """Carries out orders in this process."""
 
     def __init__(self, kernel: FakeKernel) -> None:
+        super().__init__("/")
         self.vgpus = Vgpus(Host(kernel))
         self.orders: list[str] = []
 

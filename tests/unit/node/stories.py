@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -13,16 +12,19 @@ from msgspec.structs import replace
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Kubelet
 from vfiomgr.diagnostic import blocker
+from vfiomgr.node.messages import write
 from vfiomgr.node.model import NodeResource, NodeUnit
 from vfiomgr.node.serving import ServedResource
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
     from typing import Any
 
     from vfiomgr.errors import VfiomgrError
+    from vfiomgr.node.messages import Question, Report
+    from vfiomgr.node.scanner import Scanner
 
 NAME = "vfiomgr.io/A40"
 
@@ -33,27 +35,6 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition is not met"
         await asyncio.sleep(0.02)
-
-
-def tell(story: Coroutine[Any, Any, None], seconds: float = 120) -> None:
-    """Run a story to its end; where it stands when its time is over is printed.
-
-    The servers of gRPC end in the loop that they began in, when nothing refers to them.
-    """
-
-    async def within() -> None:
-        told = asyncio.create_task(story)
-        try:
-            await asyncio.wait({told}, timeout=seconds)
-            if not told.done():
-                told.print_stack()
-                told.cancel()
-            await told
-        finally:
-            gc.collect()
-            await asyncio.sleep(0)
-
-    asyncio.run(within())
 
 
 def unit(number: int, *, numa: int | None = 0, healthy: bool = True) -> NodeUnit:
@@ -152,6 +133,12 @@ async def node(
     finally:
         await agent.stop()
         await kubelet.stop()
+
+
+def answer(scanner: Scanner, question: Question) -> Report:
+    """The report for one question."""
+    (report,) = scanner.answers([write(question)])
+    return report
 
 
 def gpu_node(place: Path, count: int = 3, *, group: int = 11) -> FakeKernel:

@@ -24,15 +24,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests import pages
 from tests.fakes.kubelet import READMISSION, Container, Kubelet
-from tests.unit.node.stories import gpu_node, node, resource, start_guest, tell
+from tests.unit.node.stories import gpu_node, node, resource, start_guest
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
 from vfiomgr.node.agent import Agent
-from vfiomgr.node.listing import Listing
 from vfiomgr.node.messages import AgentSettings, Report
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Quarantine
+from vfiomgr.node.serving import Listing
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.node_agent import CONTROL, find_status, release
@@ -144,88 +144,78 @@ async def running(place: Path) -> AsyncIterator[Running]:
         await made.kubelet.stop()
 
 
-def test_devices_of_a_host_become_those_of_pods(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 2)
-            text = (place / "host" / SPECIFICATION).read_text()
-            named = [f"{NAME}={d['name']}" for d in json.loads(text)["devices"]]
-            assert named == [f"{NAME}={gpu}" for gpu in GPUS]
-            assert {d.name for d in container.answer.cdi_devices} < set(named)
+async def test_devices_of_a_host_become_those_of_pods(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 2)
+        text = (place / "host" / SPECIFICATION).read_text()
+        named = [f"{NAME}={d['name']}" for d in json.loads(text)["devices"]]
+        assert named == [f"{NAME}={gpu}" for gpu in GPUS]
+        assert {d.name for d in container.answer.cdi_devices} < set(named)
 
-            (free,) = set(GPUS) - set(container.ids)
-            node.unbind(free)
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            node.bind(free)
-            await node.kubelet.until_capacity(NAME, 3, 3)
+        (free,) = set(GPUS) - set(container.ids)
+        node.unbind(free)
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        node.bind(free)
+        await node.kubelet.until_capacity(NAME, 3, 3)
 
-            await node.kubelet.restart()
-            assert node.kubelet.capacity(NAME) == (0, 0)
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            await node.kubelet.restart_containers("default/cuda")
+        await node.kubelet.restart()
+        assert node.kubelet.capacity(NAME) == (0, 0)
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        await node.kubelet.restart_containers("default/cuda")
 
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
-            lists = len(node.kubelet.endpoints[NAME].lists)
-            status, error = await node.stop()
-            assert status == 0, error
-            await node.kubelet.until_capacity(NAME, 3, 0)
-            assert len(node.kubelet.endpoints[NAME].lists) == lists
-            assert sorted(os.listdir(node.directory)) == ["kubelet.sock"]
-
-    tell(story())
+        await node.until_used_by(container.ids[0], "default/cuda/c0")
+        lists = len(node.kubelet.endpoints[NAME].lists)
+        status, error = await node.stop()
+        assert status == 0, error
+        await node.kubelet.until_capacity(NAME, 3, 0)
+        assert len(node.kubelet.endpoints[NAME].lists) == lists
+        assert sorted(os.listdir(node.directory)) == ["kubelet.sock"]
 
 
-def test_an_agent_that_restarts_knows_the_pods_that_run(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
-            await node.stop()
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
-
-    tell(story())
+async def test_an_agent_that_restarts_knows_the_pods_that_run(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1)
+        await node.until_used_by(container.ids[0], "default/cuda/c0")
+        await node.stop()
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        await node.until_used_by(container.ids[0], "default/cuda/c0")
 
 
-def test_pods_are_not_forgotten_while_the_kubelet_restarts(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start("--pods-interval=60")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
-            await node.kubelet.restart()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            await asyncio.sleep(0.5)
-            await node.until_used_by(container.ids[0], "default/cuda/c0", seconds=2)
-            later = await node.kubelet.admit("default/other", NAME, 1)
-            await node.until_used_by(later.ids[0], "default/other/c0")
-
-    tell(story())
+async def test_pods_are_not_forgotten_while_the_kubelet_restarts(place: Path) -> None:
+    async with running(place) as node:
+        await node.start("--pods-interval=60")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1)
+        await node.until_used_by(container.ids[0], "default/cuda/c0")
+        await node.kubelet.restart()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        await asyncio.sleep(0.5)
+        await node.until_used_by(container.ids[0], "default/cuda/c0", seconds=2)
+        later = await node.kubelet.admit("default/other", NAME, 1)
+        await node.until_used_by(later.ids[0], "default/other/c0")
 
 
-def test_running_pods_are_kept_if_the_agent_starts_shortly_before_the_kubelet(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1, init=1)
-            node.kernel.guest_opens(11 + GPUS.index(container.ids[0]))
-            await node.stop()
-            await node.kubelet.stop()
-            (place / "host" / SPECIFICATION).unlink()
-            await node.start("--pods-interval=60")
-            await node.kubelet.until((place / "host" / SPECIFICATION).exists)
-            await node.kubelet.start()
-            assert await node.kubelet.readmit() == {}
-            await node.until_used_by(container.ids[0], "default/cuda/c1")
-
-    tell(story())
+async def test_running_pods_are_kept_if_the_agent_starts_shortly_before_the_kubelet(
+    place: Path,
+) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1, init=1)
+        node.kernel.guest_opens(11 + GPUS.index(container.ids[0]))
+        await node.stop()
+        await node.kubelet.stop()
+        (place / "host" / SPECIFICATION).unlink()
+        await node.start("--pods-interval=60")
+        await node.kubelet.until((place / "host" / SPECIFICATION).exists)
+        await node.kubelet.start()
+        assert await node.kubelet.readmit() == {}
+        await node.until_used_by(container.ids[0], "default/cuda/c1")
 
 
 def waiting_agent(place: Path) -> Agent:
@@ -236,48 +226,42 @@ def waiting_agent(place: Path) -> Agent:
     return Agent(AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c"), told.append)
 
 
-def test_the_first_offer_waits_for_the_scan_that_knows_the_pods(
+async def test_the_first_offer_waits_for_the_scan_that_knows_the_pods(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        asked: list[object] = []
+    asked: list[object] = []
 
-        async def ask(**facts: object) -> None:
-            asked.append(facts)
+    async def ask(**facts: object) -> None:
+        asked.append(facts)
 
-        agent = waiting_agent(place)
-        monkeypatch.setattr(agent.scanning, "tell", ask)
-        report = Report(Inventory((resource(2, NAME),)))
-        await agent._receive(report)
-        assert (asked, agent._served) == ([], {})
-        agent.ledger.pods, agent.is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
-        await agent._receive(report)
-        assert (asked, agent._served) == ([{"pods": {GPUS[0]: "default/cuda/c0"}}], {})
-        await agent._receive(report)
-        assert (len(asked), list(agent._served)) == (1, [NAME])
-
-    tell(story())
+    agent = waiting_agent(place)
+    monkeypatch.setattr(agent.scanning, "tell", ask)
+    report = Report(Inventory((resource(2, NAME),)))
+    await agent._receive(report)
+    assert (asked, agent._served) == ([], {})
+    agent.ledger.pods, agent.is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
+    await agent._receive(report)
+    assert (asked, agent._served) == ([{"pods": {GPUS[0]: "default/cuda/c0"}}], {})
+    await agent._receive(report)
+    assert (len(asked), list(agent._served)) == (1, [NAME])
 
 
-def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
+async def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        agent = waiting_agent(place)
-        waiting = "the kubelet has not reported the devices of pods yet"
-        agent.is_scanned.set()
-        task = asyncio.create_task(agent._follow_pods())
-        await asyncio.sleep(0.2)
-        assert waiting in agent._pages.unready()
-        end = time.monotonic() + 20
-        while waiting in agent._pages.unready():
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
-        task.cancel()
-
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 0.5)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 0.1)
-    tell(story())
+    agent = waiting_agent(place)
+    waiting = "the kubelet has not reported the devices of pods yet"
+    agent.is_scanned.set()
+    task = asyncio.create_task(agent._follow_pods())
+    await asyncio.sleep(0.2)
+    assert waiting in agent._pages.unready()
+    end = time.monotonic() + 20
+    while waiting in agent._pages.unready():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    task.cancel()
 
 
 HELD = {(NAME, GPUS[0]): "default/cuda/c0"}
@@ -299,156 +283,132 @@ async def following(node: Running) -> AsyncIterator[Agent]:
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
+async def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
     place: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
     """And soon again: in its first second it does not list the pods of before."""
-
-    async def story() -> None:
-        async with running(place) as node:
-            kubelet = node.kubelet
-            await kubelet.stop()
-            async with following(node) as agent:
-                await asyncio.sleep(0.3)
-                assert not agent.is_following
-                kubelet.refusals = refusals
-                await kubelet.start()
-                await kubelet.until(lambda: agent.is_following)
-                assert agent.ledger.pods == {}
-                await kubelet.until(lambda: agent.ledger.pods == HELD)
-
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 60)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 60)
     monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
-    tell(story())
+    async with running(place) as node:
+        kubelet = node.kubelet
+        await kubelet.stop()
+        async with following(node) as agent:
+            await asyncio.sleep(0.3)
+            assert not agent.is_following
+            kubelet.refusals = refusals
+            await kubelet.start()
+            await kubelet.until(lambda: agent.is_following)
+            assert agent.ledger.pods == {}
+            await kubelet.until(lambda: agent.ledger.pods == HELD)
 
 
-def test_a_kubelet_that_comes_after_the_agent_is_asked_again_when_it_lists_its_pods(
+async def test_a_kubelet_that_comes_after_the_agent_is_asked_again_when_it_lists_its_pods(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            kubelet = node.kubelet
-            await kubelet.stop()
-            os.unlink(kubelet.pod_resources)
-            async with following(node) as agent:
-                await kubelet.until(lambda: agent.is_following)
-                agent._pods_at = time.monotonic() + 0.1
-                await kubelet.start()
-                await kubelet.until(lambda: agent.ledger.pods == HELD)
-
     monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
-    tell(story())
+    async with running(place) as node:
+        kubelet = node.kubelet
+        await kubelet.stop()
+        os.unlink(kubelet.pod_resources)
+        async with following(node) as agent:
+            await kubelet.until(lambda: agent.is_following)
+            agent._pods_at = time.monotonic() + 0.1
+            await kubelet.start()
+            await kubelet.until(lambda: agent.ledger.pods == HELD)
 
 
 @pytest.mark.parametrize("refusals", [0, 2])
-def test_pods_get_their_devices_again_after_a_reboot(place: Path, refusals: int) -> None:
+async def test_pods_get_their_devices_again_after_a_reboot(place: Path, refusals: int) -> None:
     """Although the groups have other numbers, if the agent starts before the kubelet.
 
     Also if the kubelet does not answer at once: its socket exists a moment before it listens, and
     it refuses calls while others ask for much.
     """
-
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            await node.stop()
-            await node.kubelet.stop()
-            node.kernel = gpu_node(place, group=31)
-            await node.start("--pods-interval=60")
-            specification = place / "host" / SPECIFICATION
-            await node.kubelet.until(specification.exists)
-            await asyncio.sleep(1.5)  # the agent repeats what nobody answered
-            node.kubelet.refusals = refusals
-            assert await node.kubelet.boot() == {}
-            (named,) = container.answer.cdi_devices
-            devices = json.loads(specification.read_text())["devices"]
-            (edits,) = (d["containerEdits"] for d in devices if named.name.endswith(d["name"]))
-            group = 31 + GPUS.index(container.ids[0])
-            assert [each["path"] for each in edits["deviceNodes"]] == [f"/dev/vfio/{group}"]
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
-        assert AgentSettings(*places).tick * 5 < READMISSION
-
     places = ("", "", "", "")
-    tell(story())
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1)
+        await node.stop()
+        await node.kubelet.stop()
+        node.kernel = gpu_node(place, group=31)
+        await node.start("--pods-interval=60")
+        specification = place / "host" / SPECIFICATION
+        await node.kubelet.until(specification.exists)
+        await asyncio.sleep(1.5)  # the agent repeats what nobody answered
+        node.kubelet.refusals = refusals
+        assert await node.kubelet.boot() == {}
+        (named,) = container.answer.cdi_devices
+        devices = json.loads(specification.read_text())["devices"]
+        (edits,) = (d["containerEdits"] for d in devices if named.name.endswith(d["name"]))
+        group = 31 + GPUS.index(container.ids[0])
+        assert [each["path"] for each in edits["deviceNodes"]] == [f"/dev/vfio/{group}"]
+        await node.until_used_by(container.ids[0], "default/cuda/c0")
+    assert AgentSettings(*places).tick * 5 < READMISSION
 
 
-def test_a_device_of_a_pod_is_not_offered_under_another_name(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            await node.stop()
-            node.kubelet.refusals = 2
-            await node.start("--resource-prefix=example.com", "--pods-interval=30")
-            renamed = "example.com/GA102GL_A40"
-            await node.kubelet.until_capacity(renamed, 3, 2)
-            free = set(GPUS) - set(container.ids)
-            assert node.kubelet.endpoints[renamed].ever_healthy == free
-
-    tell(story())
+async def test_a_device_of_a_pod_is_not_offered_under_another_name(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1)
+        await node.stop()
+        node.kubelet.refusals = 2
+        await node.start("--resource-prefix=example.com", "--pods-interval=30")
+        renamed = "example.com/GA102GL_A40"
+        await node.kubelet.until_capacity(renamed, 3, 2)
+        free = set(GPUS) - set(container.ids)
+        assert node.kubelet.endpoints[renamed].ever_healthy == free
 
 
-def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start("--scan-interval=60")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            node.unbind(container.ids[0])
-            with pytest.raises(Exception, match=f"{container.ids[0]} is on no driver"):
-                await node.kubelet.restart_containers("default/cuda")
-
-    tell(story())
+async def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path) -> None:
+    async with running(place) as node:
+        await node.start("--scan-interval=60")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("default/cuda", NAME, 1)
+        node.unbind(container.ids[0])
+        with pytest.raises(Exception, match=f"{container.ids[0]} is on no driver"):
+            await node.kubelet.restart_containers("default/cuda")
 
 
-def test_an_allocation_waits_for_no_scan(place: Path) -> None:
+async def test_an_allocation_waits_for_no_scan(place: Path) -> None:
     """A slow Allocate would hold up the admission of every pod of the node."""
-
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert node.process is not None
-            (child,) = children(node.process.pid)
-            os.kill(child, signal.SIGSTOP)
-            try:
-                pods = [
-                    asyncio.create_task(node.kubelet.admit(f"default/{name}", NAME, 1))
-                    for name in ("a", "b", "c")
-                ]
-                async with asyncio.timeout(5):
-                    await node.kubelet.until(lambda: len(node.kubelet.pods) == 3)
-                await asyncio.sleep(0.2)
-                assert not any(pod.done() for pod in pods)  # a container is verified first
-            finally:
-                os.kill(child, signal.SIGCONT)
-            await asyncio.gather(*pods)
-
-    tell(story())
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        assert node.process is not None
+        (child,) = children(node.process.pid)
+        os.kill(child, signal.SIGSTOP)
+        try:
+            pods = [
+                asyncio.create_task(node.kubelet.admit(f"default/{name}", NAME, 1))
+                for name in ("a", "b", "c")
+            ]
+            async with asyncio.timeout(5):
+                await node.kubelet.until(lambda: len(node.kubelet.pods) == 3)
+            await asyncio.sleep(0.2)
+            assert not any(pod.done() for pod in pods)  # a container is verified first
+        finally:
+            os.kill(child, signal.SIGCONT)
+        await asyncio.gather(*pods)
 
 
-def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            second = await node.agent()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(20):
-                    await second.wait()
-            if second.returncode is None:
-                second.kill()
-            _, error = await second.communicate()
-            assert second.returncode == 4
-            assert b"another agent serves the kubelet in" in error
-            assert len(node.kubelet.registrations) == 1
-            assert node.kubelet.capacity(NAME) == (3, 3)
-
-    tell(story())
+async def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        second = await node.agent()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                await second.wait()
+        if second.returncode is None:
+            second.kill()
+        _, error = await second.communicate()
+        assert second.returncode == 4
+        assert b"another agent serves the kubelet in" in error
+        assert len(node.kubelet.registrations) == 1
+        assert node.kubelet.capacity(NAME) == (3, 3)
 
 
 COUNTING = """
@@ -464,83 +424,68 @@ start()
 """Prints how many objects collections ignore at the end, and how many they look at."""
 
 
-def test_collections_look_at_few_objects_while_pods_wait(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.program = ("-c", COUNTING)
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            _, output = await node.stop()
-            ignored, others = map(int, output.splitlines()[-1].split())
-            assert others < ignored // 4
-
-    tell(story())
+async def test_collections_look_at_few_objects_while_pods_wait(place: Path) -> None:
+    async with running(place) as node:
+        node.program = ("-c", COUNTING)
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        _, output = await node.stop()
+        ignored, others = map(int, output.splitlines()[-1].split())
+        assert others < ignored // 4
 
 
-def test_the_sockets_are_for_root_only(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            own = [path for path in node.directory.iterdir() if path.name.startswith("vfiomgr-")]
-            control = HostTree(node.kernel.root).locate(CONTROL)
-            modes = [os.stat(path).st_mode & 0o077 for path in (*own, Path(control))]
-            assert modes == [0, 0]
-            directory = os.stat(os.path.dirname(control)).st_mode & 0o777
-            assert directory == 0o755  # records of other commands are in it
-
-    tell(story())
+async def test_the_sockets_are_for_root_only(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        own = [path for path in node.directory.iterdir() if path.name.startswith("vfiomgr-")]
+        control = HostTree(node.kernel.root).locate(CONTROL)
+        modes = [os.stat(path).st_mode & 0o077 for path in (*own, Path(control))]
+        assert modes == [0, 0]
+        directory = os.stat(os.path.dirname(control)).st_mode & 0o777
+        assert directory == 0o755  # records of other commands are in it
 
 
-def test_an_agent_replaces_one_that_was_killed(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert node.process is not None
-            node.process.kill()
-            await node.process.communicate()
-            await node.kubelet.until_capacity(NAME, 3, 0)
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            sockets = [n for n in os.listdir(node.directory) if n.endswith(".sock")]
-            assert len(sockets) == 2  # the kubelet's, and that of the living agent
-
-    tell(story())
+async def test_an_agent_replaces_one_that_was_killed(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        assert node.process is not None
+        node.process.kill()
+        await node.process.communicate()
+        await node.kubelet.until_capacity(NAME, 3, 0)
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        sockets = [n for n in os.listdir(node.directory) if n.endswith(".sock")]
+        assert len(sockets) == 2  # the kubelet's, and that of the living agent
 
 
-def test_the_scanning_process_is_replaced_and_the_devices_stay(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            node.unbind(GPUS[0])
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert node.process is not None
-            (child,) = children(node.process.pid)
-            os.kill(child, signal.SIGKILL)
-            await node.kubelet.until(
-                lambda: children(node.process.pid) not in ([], [child])  # type: ignore[union-attr]
-            )
-            node.unbind(GPUS[1])
-            await node.kubelet.until_capacity(NAME, 3, 1)
-            assert len(node.kubelet.registrations) == 1
-
-    tell(story())
+async def test_the_scanning_process_is_replaced_and_the_devices_stay(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        node.unbind(GPUS[0])
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert node.process is not None
+        (child,) = children(node.process.pid)
+        os.kill(child, signal.SIGKILL)
+        await node.kubelet.until(
+            lambda: children(node.process.pid) not in ([], [child])  # type: ignore[union-attr]
+        )
+        node.unbind(GPUS[1])
+        await node.kubelet.until_capacity(NAME, 3, 1)
+        assert len(node.kubelet.registrations) == 1
 
 
-def test_containers_start_when_the_scanning_process_was_replaced(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            await node.kubelet.admit("default/cuda", NAME, 1)
-            assert node.process is not None
-            (child,) = children(node.process.pid)
-            os.kill(child, signal.SIGKILL)
-            await node.kubelet.restart_containers("default/cuda")
-
-    tell(story())
+async def test_containers_start_when_the_scanning_process_was_replaced(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        await node.kubelet.admit("default/cuda", NAME, 1)
+        assert node.process is not None
+        (child,) = children(node.process.pid)
+        os.kill(child, signal.SIGKILL)
+        await node.kubelet.restart_containers("default/cuda")
 
 
 def lock_of(node: Running) -> Path:
@@ -549,200 +494,164 @@ def lock_of(node: Running) -> Path:
     return lock
 
 
-def test_an_agent_locks_its_directory_again_after_the_lock_was_removed(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            for name in set(os.listdir(node.directory)) - {"kubelet.sock"}:
-                os.unlink(node.directory / name)
-            lock = lock_of(node)
-            lock.unlink()
-            await node.kubelet.until(lock.exists)
-            other = await node.agent()
-            _, error = await other.communicate()
-            assert other.returncode == 4
-            assert b"another agent serves the kubelet in" in error
-            await node.kubelet.until_capacity(NAME, 3, 3)
-
-    tell(story())
+async def test_an_agent_locks_its_directory_again_after_the_lock_was_removed(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        for name in set(os.listdir(node.directory)) - {"kubelet.sock"}:
+            os.unlink(node.directory / name)
+        lock = lock_of(node)
+        lock.unlink()
+        await node.kubelet.until(lock.exists)
+        other = await node.agent()
+        _, error = await other.communicate()
+        assert other.returncode == 4
+        assert b"another agent serves the kubelet in" in error
+        await node.kubelet.until_capacity(NAME, 3, 3)
 
 
-def test_an_agent_ends_if_another_one_has_taken_over_its_lock(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            agent, node.process = node.process, None
-            assert agent is not None
-            lock = lock_of(node)
-            other = os.open(f"{lock}.new", os.O_CREAT | os.O_RDWR)
-            fcntl.flock(other, fcntl.LOCK_EX)
-            os.rename(f"{lock}.new", lock)
-            (node.directory / "foreign").touch()  # is noticed at once
-            _, error = await agent.communicate()
-            os.close(other)
-            assert agent.returncode == 4
-            assert f"another agent has taken over the kubelet in {node.directory}" in error.decode()
-
-    tell(story())
+async def test_an_agent_ends_if_another_one_has_taken_over_its_lock(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        agent, node.process = node.process, None
+        assert agent is not None
+        lock = lock_of(node)
+        other = os.open(f"{lock}.new", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        os.rename(f"{lock}.new", lock)
+        (node.directory / "foreign").touch()  # is noticed at once
+        _, error = await agent.communicate()
+        os.close(other)
+        assert agent.returncode == 4
+        assert f"another agent has taken over the kubelet in {node.directory}" in error.decode()
 
 
-def test_a_resource_that_the_kubelet_lost_is_registered_again(
+async def test_a_resource_that_the_kubelet_lost_is_registered_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream of its list still runs (kubernetes#127803)."""
-
-    async def story() -> None:
-        async with node(place, resource(2, NAME)) as (kubelet, agent):
-            served = agent.served[NAME]
-            listing = Listing(kubelet.pod_resources)
-            await listing.check([served], 0.0)
-            kubelet.endpoints[NAME].is_stopped = True
-            assert served.plugin.streams == 1
-            for _ in range(2):
-                await listing.check([served], time.monotonic())
-            await kubelet.until_capacity(NAME, 2, 2)
-            assert agent.told[-3:] == [
-                f"{NAME}: the kubelet lost the devices; registering again",
-                f"{NAME}: found a kubelet",
-                f"{NAME}: registered with the kubelet",
-            ]
-            (_, first), (_, second) = kubelet.registrations
-            assert first != second
+    monkeypatch.setattr("vfiomgr.node.serving._SOON", 0.0)
+    async with node(place, resource(2, NAME)) as (kubelet, agent):
+        served = agent.served[NAME]
+        listing = Listing(kubelet.pod_resources)
+        await listing.check([served], 0.0)
+        kubelet.endpoints[NAME].is_stopped = True
+        assert served.plugin.streams == 1
+        for _ in range(2):
             await listing.check([served], time.monotonic())
-            assert served.is_registered
+        await kubelet.until_capacity(NAME, 2, 2)
+        assert agent.told[-3:] == [
+            f"{NAME}: the kubelet lost the devices; registering again",
+            f"{NAME}: found a kubelet",
+            f"{NAME}: registered with the kubelet",
+        ]
+        (_, first), (_, second) = kubelet.registrations
+        assert first != second
+        await listing.check([served], time.monotonic())
+        assert served.is_registered
 
-    monkeypatch.setattr("vfiomgr.node.listing._SOON", 0.0)
-    tell(story())
+
+async def test_the_sockets_of_pages_are_created_again_but_not_in_place_of_others(
+    place: Path,
+) -> None:
+    async with running(place) as node:
+        control, metrics = Path(node.kernel.locate(CONTROL)), place / "m"
+        await node.start(f"--metrics=unix:{metrics}")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        before = {path: path.stat().st_ino for path in (control, metrics)}
+        for path in before:
+            path.unlink()
+        (node.directory / "foreign").touch()
+        await node.kubelet.until(lambda: control.exists() and metrics.exists())
+        assert await node.page("/readyz") == (200, "ok\n")
+        directory = place / "q"
+        directory.mkdir()
+        other = await node.agent(f"--plugin-directory={directory}")
+        _, error = await other.communicate()
+        assert other.returncode == 4
+        assert f"another process serves {control}" in error.decode()
+        assert (await pages.page(control, "/status"))[0] == 200
 
 
-def test_the_sockets_of_pages_are_created_again_but_not_in_place_of_others(place: Path) -> None:
-    async def story() -> None:
+async def test_systemd_and_probes_learn_the_state(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(place / "n"))
+        notified.setblocking(False)  # noqa: FBT003 - sockets have it so
         async with running(place) as node:
-            control, metrics = Path(node.kernel.locate(CONTROL)), place / "m"
-            await node.start(f"--metrics=unix:{metrics}")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            before = {path: path.stat().st_ino for path in (control, metrics)}
-            for path in before:
-                path.unlink()
-            (node.directory / "foreign").touch()
-            await node.kubelet.until(lambda: control.exists() and metrics.exists())
-            assert await node.page("/readyz") == (200, "ok\n")
-            directory = place / "q"
-            directory.mkdir()
-            other = await node.agent(f"--plugin-directory={directory}")
-            _, error = await other.communicate()
-            assert other.returncode == 4
-            assert f"another process serves {control}" in error.decode()
-            assert (await pages.page(control, "/status"))[0] == 200
-
-    tell(story())
-
-
-def test_systemd_and_probes_learn_the_state(place: Path) -> None:
-    async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-            notified.bind(str(place / "n"))
-            notified.setblocking(False)  # noqa: FBT003 - sockets have it so
-            async with running(place) as node:
-                await node.kubelet.stop()
-                for path in (node.kubelet.socket, node.kubelet.pod_resources):
-                    os.unlink(path)
-                await node.start(
-                    f"--metrics=unix:{place / 'm'}",
-                    NOTIFY_SOCKET=str(place / "n"),
-                    WATCHDOG_USEC="200000",
-                )
-                states: list[bytes] = []
-                asyncio.get_running_loop().add_reader(
-                    notified, lambda: states.append(notified.recv(100))
-                )
-                await node.kubelet.until(lambda: len(states) > 1)
-                assert states[:2] == [b"READY=1", b"WATCHDOG=1"]
-                assert await node.page("/healthz") == (200, "ok\n")
-                assert await node.page("/readyz") == (503, f"the kubelet does not list {NAME}\n")
-                await node.kubelet.start()
-                await node.kubelet.until_capacity(NAME, 3, 3)
-                assert await node.page("/readyz") == (200, "ok\n")
-                await node.kubelet.admit("default/cuda", NAME, 1)
-                _, text = await node.page("/metrics")
-                node.kernel.make_directory(HostPath(FILE.parent))
-                node.kernel.replace(FILE, b"version: vfiomgr/v1\n")
-                why = await node.until_page("/readyz", 503)
-                assert "cannot scan the host: " in why
-                assert "layout.yaml" in why
-                assert "vfiomgr_scan_failed 1.0" in (await node.page("/metrics"))[1]
-                node.kernel.remove(FILE)
-                await node.until_page("/readyz", 200)
-                assert node.process is not None
-                node.process.send_signal(signal.SIGHUP)
-                await node.kubelet.until(lambda: states.count(b"READY=1") == 2)
-                assert any(s.startswith(b"RELOADING=1\nMONOTONIC_USEC=") for s in states)
-                await node.stop()
-                assert b"STOPPING=1" in states
-        samples = {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
-            for sample in family.samples
-        }
-        assert samples["vfiomgr_kubelet_registered", NAME] == 1
-        assert samples[("vfiomgr_scan_failed",)] == 0
-        assert samples["vfiomgr_allocate_seconds_count", NAME] == 1
-        assert samples["vfiomgr_device_ready", GPUS[0], ""] == 1
-
-    tell(story())
-
-
-def test_a_signal_to_reload_before_readiness_does_not_end_the_agent(place: Path) -> None:
-    """It is not answered with readiness either: no scan has ended yet."""
-
-    async def story() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-            notified.bind(str(place / "n"))
-            notified.setblocking(False)  # noqa: FBT003 - sockets have it so
+            await node.kubelet.stop()
+            for path in (node.kubelet.socket, node.kubelet.pod_resources):
+                os.unlink(path)
+            await node.start(
+                f"--metrics=unix:{place / 'm'}",
+                NOTIFY_SOCKET=str(place / "n"),
+                WATCHDOG_USEC="200000",
+            )
             states: list[bytes] = []
-            loop = asyncio.get_running_loop()
-            loop.add_reader(notified, lambda: states.append(notified.recv(100)))
-            async with running(place) as node:
-                await node.start(NOTIFY_SOCKET=str(place / "n"))
-                process = node.process
-                assert process is not None
-                status = Path(f"/proc/{process.pid}/status")
-                await node.kubelet.until(lambda: int(_field(status, "SigIgn"), 16) & 1)
-                while not states:
-                    process.send_signal(signal.SIGHUP)
-                    await asyncio.sleep(0.01)
-                    assert process.returncode is None
-                assert states[0] == b"READY=1"
-                await node.kubelet.until_capacity(NAME, 3, 3)
+            asyncio.get_running_loop().add_reader(
+                notified, lambda: states.append(notified.recv(100))
+            )
+            await node.kubelet.until(lambda: len(states) > 1)
+            assert states[:2] == [b"READY=1", b"WATCHDOG=1"]
+            assert await node.page("/healthz") == (200, "ok\n")
+            assert await node.page("/readyz") == (503, f"the kubelet does not list {NAME}\n")
+            await node.kubelet.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert await node.page("/readyz") == (200, "ok\n")
+            await node.kubelet.admit("default/cuda", NAME, 1)
+            _, text = await node.page("/metrics")
+            node.kernel.make_directory(HostPath(FILE.parent))
+            node.kernel.replace(FILE, b"version: vfiomgr/v1\n")
+            why = await node.until_page("/readyz", 503)
+            assert "cannot scan the host: " in why
+            assert "layout.yaml" in why
+            assert "vfiomgr_scan_failed 1.0" in (await node.page("/metrics"))[1]
+            node.kernel.remove(FILE)
+            await node.until_page("/readyz", 200)
+            assert node.process is not None
+            node.process.send_signal(signal.SIGHUP)
+            await node.kubelet.until(lambda: states.count(b"READY=1") == 2)
+            assert any(s.startswith(b"RELOADING=1\nMONOTONIC_USEC=") for s in states)
+            await node.stop()
+            assert b"STOPPING=1" in states
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+    }
+    assert samples["vfiomgr_kubelet_registered", NAME] == 1
+    assert samples[("vfiomgr_scan_failed",)] == 0
+    assert samples["vfiomgr_allocate_seconds_count", NAME] == 1
+    assert samples["vfiomgr_device_ready", GPUS[0], ""] == 1
 
-    tell(story())
+
+async def test_a_signal_to_reload_before_readiness_does_not_end_the_agent(place: Path) -> None:
+    """It is not answered with readiness either: no scan has ended yet."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(place / "n"))
+        notified.setblocking(False)  # noqa: FBT003 - sockets have it so
+        states: list[bytes] = []
+        loop = asyncio.get_running_loop()
+        loop.add_reader(notified, lambda: states.append(notified.recv(100)))
+        async with running(place) as node:
+            await node.start(NOTIFY_SOCKET=str(place / "n"))
+            process = node.process
+            assert process is not None
+            status = Path(f"/proc/{process.pid}/status")
+            await node.kubelet.until(lambda: int(_field(status, "SigIgn"), 16) & 1)
+            while not states:
+                process.send_signal(signal.SIGHUP)
+                await asyncio.sleep(0.01)
+                assert process.returncode is None
+            assert states[0] == b"READY=1"
+            await node.kubelet.until_capacity(NAME, 3, 3)
 
 
-def test_systemd_waits_until_the_resources_are_served(
+async def test_systemd_waits_until_the_resources_are_served(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What can be done later is done after readiness."""
     done: list[str] = []
-
-    async def story() -> None:
-        agent = waiting_agent(place)
-        agent.is_following = True
-        monkeypatch.setattr(agent.scanning, "tell", lambda **_: asyncio.sleep(0))
-        await agent._lock.take()
-        tasks = [asyncio.create_task(work) for work in (agent._watch(), agent._tend())]
-        agent.is_scanned.set()
-        await asyncio.sleep(0.05)
-        assert done == []
-        await agent._receive(Report(Inventory((resource(2, NAME),))))
-        agent._sockets.stir()
-        while len(done) < 2:  # noqa: ASYNC110 - a test
-            await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*(served.close() for served in agent._served.values()))
-        agent._lock.close()
 
     def notified(state: str) -> None:
         served = any(name.startswith("vfiomgr-") for name in os.listdir(place))
@@ -750,7 +659,22 @@ def test_systemd_waits_until_the_resources_are_served(
 
     monkeypatch.setattr("vfiomgr.node.agent.notify", notified)
     monkeypatch.setattr("vfiomgr.node.agent.gc.freeze", lambda: done.append("freeze"))
-    tell(story())
+    agent = waiting_agent(place)
+    agent.is_following = True
+    monkeypatch.setattr(agent.scanning, "tell", lambda **_: asyncio.sleep(0))
+    await agent._lock.take()
+    tasks = [asyncio.create_task(work) for work in (agent._watch(), agent._tend())]
+    agent.is_scanned.set()
+    await asyncio.sleep(0.05)
+    assert done == []
+    await agent._receive(Report(Inventory((resource(2, NAME),))))
+    agent._sockets.stir()
+    while len(done) < 2:  # noqa: ASYNC110 - a test
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*(served.close() for served in agent._served.values()))
+    agent._lock.close()
     assert done == ["READY=1 True", "freeze"]
 
 
@@ -760,151 +684,130 @@ def _field(status: Path, name: str) -> str:
     return next(value.strip() for field, _, value in lines if field == name)
 
 
-def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            reason = blocker("reset-failed", GPUS[0], f"cannot reset {GPUS[0]}", "reset it")
-            tree = HostTree(node.kernel.root)
-            Quarantine(tree).add(GPUS[0], reason, time.monotonic())
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert node.kubelet.endpoints[NAME].ever_healthy == {*GPUS[1:]}
-            (resource,) = (await node.status())["resources"]
-            first = resource["devices"][0]
-            assert (first["id"], first["healthy"]) == (GPUS[0], False)
-            assert [each["id"] for each in first["reasons"]] == ["reset-failed"]
-            status, _, error = await node.command("node", "release", "0000:09:00.0")
-            assert status == 2
-            assert "0000:09:00.0 is not offered by this agent" in error
-            status, output, _ = await node.command("node", "release", GPUS[0])
-            assert (status, output) == (0, f"released {GPUS[0]}\n")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert Quarantine(tree).active(time.monotonic()) == {}
-
-    tell(story())
+async def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> None:
+    async with running(place) as node:
+        reason = blocker("reset-failed", GPUS[0], f"cannot reset {GPUS[0]}", "reset it")
+        tree = HostTree(node.kernel.root)
+        Quarantine(tree).add(GPUS[0], reason, time.monotonic())
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert node.kubelet.endpoints[NAME].ever_healthy == {*GPUS[1:]}
+        (resource,) = (await node.status())["resources"]
+        first = resource["devices"][0]
+        assert (first["id"], first["healthy"]) == (GPUS[0], False)
+        assert [each["id"] for each in first["reasons"]] == ["reset-failed"]
+        status, _, error = await node.command("node", "release", "0000:09:00.0")
+        assert status == 2
+        assert "0000:09:00.0 is not offered by this agent" in error
+        status, output, _ = await node.command("node", "release", GPUS[0])
+        assert (status, output) == (0, f"released {GPUS[0]}\n")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        assert Quarantine(tree).active(time.monotonic()) == {}
 
 
-def test_a_release_forgives_the_errors_of_a_device(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert (await node.command("node", "release", GPUS[1]))[0] == 0
-            await node.kubelet.until_capacity(NAME, 3, 3)
-
-    tell(story())
+async def test_a_release_forgives_the_errors_of_a_device(place: Path) -> None:
+    async with running(place) as node:
+        path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert (await node.command("node", "release", GPUS[1]))[0] == 0
+        await node.kubelet.until_capacity(NAME, 3, 3)
 
 
-def test_errors_are_not_forgiven_when_the_scanning_process_is_replaced(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert node.process is not None
-            (child,) = children(node.process.pid)
-            os.kill(child, signal.SIGKILL)
-            node.unbind(GPUS[0])
-            await node.kubelet.until_capacity(NAME, 3, 1)
-
-    tell(story())
+async def test_errors_are_not_forgiven_when_the_scanning_process_is_replaced(place: Path) -> None:
+    async with running(place) as node:
+        path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert node.process is not None
+        (child,) = children(node.process.pid)
+        os.kill(child, signal.SIGKILL)
+        node.unbind(GPUS[0])
+        await node.kubelet.until_capacity(NAME, 3, 1)
 
 
-def test_a_release_reaches_the_next_scanning_process(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert node.process is not None
-            (child,) = children(node.process.pid)
-            os.kill(child, signal.SIGKILL)
-            control = HostTree(node.kernel.root).locate(CONTROL)
-            await asyncio.to_thread(release, control, GPUS[1])
-            await node.kubelet.until_capacity(NAME, 3, 3)
-
-    tell(story())
+async def test_a_release_reaches_the_next_scanning_process(place: Path) -> None:
+    async with running(place) as node:
+        path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert node.process is not None
+        (child,) = children(node.process.pid)
+        os.kill(child, signal.SIGKILL)
+        control = HostTree(node.kernel.root).locate(CONTROL)
+        await asyncio.to_thread(release, control, GPUS[1])
+        await node.kubelet.until_capacity(NAME, 3, 3)
 
 
-def test_the_pod_of_a_device_is_listed_and_its_device_is_not_unbound(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            (gpu,) = container.ids
-            await node.until_used_by(gpu, "ml/train-0/c0")
-            _, output, _ = await node.command("list", "--columns", "address,used-by")
-            used = dict(line.split(None, 1) for line in output.splitlines()[1:])
-            assert used.pop(gpu) == "pod ml/train-0"
-            assert set(used.values()) == {"-"}
-            _, output, _ = await node.command("list", gpu, "--format", "json")
-            assert json.loads(output)["items"][0]["pods"] == ["ml/train-0"]
-            _, output, _ = await node.command("show", gpu)
-            assert "pod ml/train-0" in output
+async def test_the_pod_of_a_device_is_listed_and_its_device_is_not_unbound(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        (gpu,) = container.ids
+        await node.until_used_by(gpu, "ml/train-0/c0")
+        _, output, _ = await node.command("list", "--columns", "address,used-by")
+        used = dict(line.split(None, 1) for line in output.splitlines()[1:])
+        assert used.pop(gpu) == "pod ml/train-0"
+        assert set(used.values()) == {"-"}
+        _, output, _ = await node.command("list", gpu, "--format", "json")
+        assert json.loads(output)["items"][0]["pods"] == ["ml/train-0"]
+        _, output, _ = await node.command("show", gpu)
+        assert "pod ml/train-0" in output
 
-            unbind = ("unbind", "--dry-run")
-            status, _, error = await node.command(*unbind, gpu)
-            assert status == 4
-            assert f"{gpu} (NVIDIA Corporation GA102GL [A40]) belongs to pod ml/train-0" in error
-            assert "kubectl -n ml delete pod train-0" in error
-            assert "held-by-pod" in error
-            assert (await node.command(*unbind, gpu, "--allow", "in-use"))[0] == 0
-            (free, _) = set(GPUS) - {gpu}
-            assert (await node.command(*unbind, free))[0] == 0
-            del node.kubelet.pods["ml/train-0"]
-            await node.until_used_by(gpu, None)
-            assert (await node.command(*unbind, gpu))[0] == 0
-
-    tell(story())
+        unbind = ("unbind", "--dry-run")
+        status, _, error = await node.command(*unbind, gpu)
+        assert status == 4
+        assert f"{gpu} (NVIDIA Corporation GA102GL [A40]) belongs to pod ml/train-0" in error
+        assert "kubectl -n ml delete pod train-0" in error
+        assert "held-by-pod" in error
+        assert (await node.command(*unbind, gpu, "--allow", "in-use"))[0] == 0
+        (free, _) = set(GPUS) - {gpu}
+        assert (await node.command(*unbind, free))[0] == 0
+        del node.kubelet.pods["ml/train-0"]
+        await node.until_used_by(gpu, None)
+        assert (await node.command(*unbind, gpu))[0] == 0
 
 
-def test_a_pod_is_known_as_soon_as_it_has_a_device(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start("--pods-interval=600")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            unbind = ("unbind", "--dry-run", container.ids[0])
-            assert (await node.command(*unbind))[0] == 4
-            await node.until_used_by(container.ids[0], "ml/train-0/c0", seconds=4)
-            assert "belongs to pod ml/train-0" in (await node.command(*unbind))[2]
-            del node.kubelet.pods["ml/train-0"]
-            await node.until_used_by(container.ids[0], None, seconds=4)
-            assert (await node.command(*unbind))[0] == 0
-
-    tell(story())
+async def test_a_pod_is_known_as_soon_as_it_has_a_device(place: Path) -> None:
+    async with running(place) as node:
+        await node.start("--pods-interval=600")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        unbind = ("unbind", "--dry-run", container.ids[0])
+        assert (await node.command(*unbind))[0] == 4
+        await node.until_used_by(container.ids[0], "ml/train-0/c0", seconds=4)
+        assert "belongs to pod ml/train-0" in (await node.command(*unbind))[2]
+        del node.kubelet.pods["ml/train-0"]
+        await node.until_used_by(container.ids[0], None, seconds=4)
+        assert (await node.command(*unbind))[0] == 0
 
 
-def test_a_device_is_given_although_the_kubelet_names_no_pod(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            node.kubelet.refusals = 1000
-            (gpu,) = (await node.kubelet.admit("ml/train-0", NAME, 1)).ids
-            (resource,) = (await node.status())["resources"]
-            users = {d["id"]: d["used_by"] for d in resource["devices"]}
-            assert re.fullmatch(r"given to a pod \d+ s ago", users.pop(gpu)), users
-            assert set(users.values()) == {None}
-            status, _, error = await node.command("unbind", "--dry-run", gpu)
-            assert (status, "held-by-pod" in error) == (4, True), error
-            assert re.search(r"\[A40\]\) was given to a pod \d+ s ago", error)
-            assert (await node.command("unbind", "--dry-run", gpu, "--allow", "in-use"))[0] == 0
-            node.kubelet.refusals = 0
-            await node.until_used_by(gpu, "ml/train-0/c0")
-
-    tell(story())
+async def test_a_device_is_given_although_the_kubelet_names_no_pod(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        node.kubelet.refusals = 1000
+        (gpu,) = (await node.kubelet.admit("ml/train-0", NAME, 1)).ids
+        (resource,) = (await node.status())["resources"]
+        users = {d["id"]: d["used_by"] for d in resource["devices"]}
+        assert re.fullmatch(r"given to a pod \d+ s ago", users.pop(gpu)), users
+        assert set(users.values()) == {None}
+        status, _, error = await node.command("unbind", "--dry-run", gpu)
+        assert (status, "held-by-pod" in error) == (4, True), error
+        assert re.search(r"\[A40\]\) was given to a pod \d+ s ago", error)
+        assert (await node.command("unbind", "--dry-run", gpu, "--allow", "in-use"))[0] == 0
+        node.kubelet.refusals = 0
+        await node.until_used_by(gpu, "ml/train-0/c0")
 
 
 def answer_with(**fields: object) -> bytes:
@@ -1021,25 +924,22 @@ def test_links_of_another_root_do_not_lead_to_the_agent_of_this_machine(
         assert find_status(machine) is not None  # no other command was answered
 
 
-def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            code = (
-                "import sys; from vfiomgr.library import Host; "
-                f"host = Host({node.kernel.root!r}).scan(with_users=True); "
-                "assert len(host.users.agent.resources[0].devices) == 3; "
-                "names = {'grpclib', 'google.protobuf', 'prometheus_client'}; "
-                "names |= {'http.client', 'ssl'}; "
-                "print(sorted(names & set(sys.modules)))"
-            )
-            made = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE
-            )
-            assert (await made.communicate())[0] == b"[]\n"
-
-    tell(story())
+async def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        code = (
+            "import sys; from vfiomgr.library import Host; "
+            f"host = Host({node.kernel.root!r}).scan(with_users=True); "
+            "assert len(host.users.agent.resources[0].devices) == 3; "
+            "names = {'grpclib', 'google.protobuf', 'prometheus_client'}; "
+            "names |= {'http.client', 'ssl'}; "
+            "print(sorted(names & set(sys.modules)))"
+        )
+        made = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE
+        )
+        assert (await made.communicate())[0] == b"[]\n"
 
 
 POD = """\
@@ -1069,158 +969,137 @@ async def why_pending(node: Running, resource: str, count: int, name: str = "cud
     return found
 
 
-def test_check_pod_says_why_a_pod_is_pending(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            assert await why_pending(node, NAME, 9) == []  # nothing is known without an agent
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert await why_pending(node, NAME, 3) == []
-            assert await why_pending(node, "nvidia.com/gpu", 9) == []  # another device plugin's
-            (found,) = await why_pending(node, "vfiomgr.io/GA102GL_A4", 1)
-            assert found["id"] == "pod-resource-not-offered"
-            assert f"did you mean {NAME}?" in found["remedy"]
-            (found,) = await why_pending(node, NAME, 4)
-            assert found["id"] == "pod-too-few-devices"
-            assert "this node has 3" in found["title"]
+async def test_check_pod_says_why_a_pod_is_pending(place: Path) -> None:
+    async with running(place) as node:
+        assert await why_pending(node, NAME, 9) == []  # nothing is known without an agent
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        assert await why_pending(node, NAME, 3) == []
+        assert await why_pending(node, "nvidia.com/gpu", 9) == []  # another device plugin's
+        (found,) = await why_pending(node, "vfiomgr.io/GA102GL_A4", 1)
+        assert found["id"] == "pod-resource-not-offered"
+        assert f"did you mean {NAME}?" in found["remedy"]
+        (found,) = await why_pending(node, NAME, 4)
+        assert found["id"] == "pod-too-few-devices"
+        assert "this node has 3" in found["title"]
 
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            (gpu,) = container.ids
-            await node.until_used_by(gpu, "ml/train-0/c0")
-            assert await why_pending(node, NAME, 2) == []
-            (found,) = await why_pending(node, NAME, 3)
-            assert found["id"] == "pod-devices-taken"
-            assert found["title"].endswith("2 are available: 1 belongs to pod ml/train-0")
-            assert found["evidence"] == [f"{gpu}: pod ml/train-0"]
-            assert await why_pending(node, NAME, 3, name="train-0, namespace: ml") == []  # its own
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        (gpu,) = container.ids
+        await node.until_used_by(gpu, "ml/train-0/c0")
+        assert await why_pending(node, NAME, 2) == []
+        (found,) = await why_pending(node, NAME, 3)
+        assert found["id"] == "pod-devices-taken"
+        assert found["title"].endswith("2 are available: 1 belongs to pod ml/train-0")
+        assert found["evidence"] == [f"{gpu}: pod ml/train-0"]
+        assert await why_pending(node, NAME, 3, name="train-0, namespace: ml") == []  # its own
 
-            (sick, _) = sorted(set(GPUS) - {gpu})
-            node.unbind(sick)
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            assert await why_pending(node, NAME, 1) == []
-            unhealthy, taken = await why_pending(node, NAME, 2)
-            assert (unhealthy["id"], taken["id"]) == ("pod-device-unhealthy", "pod-devices-taken")
-            assert unhealthy["title"].startswith(f"{sick} is unhealthy: {sick} is on no driver")
-            assert unhealthy["remedy"].startswith(f"vfiomgr bind {sick}")
+        (sick, _) = sorted(set(GPUS) - {gpu})
+        node.unbind(sick)
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        assert await why_pending(node, NAME, 1) == []
+        unhealthy, taken = await why_pending(node, NAME, 2)
+        assert (unhealthy["id"], taken["id"]) == ("pod-device-unhealthy", "pod-devices-taken")
+        assert unhealthy["title"].startswith(f"{sick} is unhealthy: {sick} is on no driver")
+        assert unhealthy["remedy"].startswith(f"vfiomgr bind {sick}")
 
-            await node.kubelet.stop()
-            os.unlink(node.kubelet.socket)
-            found = (await why_pending(node, NAME, 1))[0]
-            assert found["id"] == "pod-resource-not-listed"
-
-    tell(story())
+        await node.kubelet.stop()
+        os.unlink(node.kubelet.socket)
+        found = (await why_pending(node, NAME, 1))[0]
+        assert found["id"] == "pod-resource-not-listed"
 
 
-def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            (gpu,) = container.ids
-            await node.until_used_by(gpu, "ml/train-0/c0")
-            for device in (gpu, f"{NAME}={gpu}"):
-                _, output, error = await node.command("check", "pod", device)
-                assert "1 belongs to pod ml/train-0" in output, error
-            (free, _) = sorted(set(GPUS) - {gpu})
-            _, output, _ = await node.command("check", "pod", free)
-            assert "to pod ml" not in output
-
-    tell(story())
+async def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
+    async with running(place) as node:
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        (gpu,) = container.ids
+        await node.until_used_by(gpu, "ml/train-0/c0")
+        for device in (gpu, f"{NAME}={gpu}"):
+            _, output, error = await node.command("check", "pod", device)
+            assert "1 belongs to pod ml/train-0" in output, error
+        (free, _) = sorted(set(GPUS) - {gpu})
+        _, output, _ = await node.command("check", "pod", free)
+        assert "to pod ml" not in output
 
 
-def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start(f"--metrics=unix:{place / 'm'}")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            (gpu,) = container.ids
-            start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
-            await pages.until_guest_is_known(place / "m", gpu)
-            await node.kubelet.restart_containers("ml/train-0")  # in the same guest
-            await node.kubelet.until_capacity(NAME, 3, 3)
+async def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> None:
+    async with running(place) as node:
+        await node.start(f"--metrics=unix:{place / 'm'}")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        (gpu,) = container.ids
+        start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
+        await pages.until_guest_is_known(place / "m", gpu)
+        await node.kubelet.restart_containers("ml/train-0")  # in the same guest
+        await node.kubelet.until_capacity(NAME, 3, 3)
 
-            start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            with pytest.raises(Exception, match="ended while the pod had"):
-                await node.kubelet.restart_containers("ml/train-0")
-            (found,) = (await node.status())["resources"]
-            (sick,) = [device for device in found["devices"] if not device["healthy"]]
-            assert [each["id"] for each in sick["reasons"]] == ["sandbox-crashed"]
-            assert Quarantine(HostTree(node.kernel.root)).active(time.monotonic()).keys() == {gpu}
-
-            assert (await node.command("node", "release", gpu))[0] == 0
-            await node.kubelet.until_capacity(NAME, 3, 3)
+        start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        with pytest.raises(Exception, match="ended while the pod had"):
             await node.kubelet.restart_containers("ml/train-0")
-            status, error = await node.stop()
-            assert status == 0
-            assert f"{gpu}: quarantined for 60 s: guest sandbox-{'a' * 64} of pod" in error
+        (found,) = (await node.status())["resources"]
+        (sick,) = [device for device in found["devices"] if not device["healthy"]]
+        assert [each["id"] for each in sick["reasons"]] == ["sandbox-crashed"]
+        assert Quarantine(HostTree(node.kernel.root)).active(time.monotonic()).keys() == {gpu}
 
-    tell(story())
-
-
-def test_the_guest_of_the_next_pod_with_the_same_name_has_not_crashed(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start("--pods-interval=60", f"--metrics=unix:{place / 'm'}")
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("ml/train-0", NAME, 3)
-            start_guest(node.kernel, GPUS[0], f"sandbox-{'a' * 64}")
-            await node.until_used_by(GPUS[0], "ml/train-0/c0")
-            await pages.until_guest_is_known(place / "m", GPUS[0])
-            node.kernel.guest_closes(11)
-            del node.kubelet.pods["ml/train-0"]
-            again = await node.kubelet.admit("ml/train-0", NAME, 3)
-            assert set(again.ids) == set(container.ids)
-            start_guest(node.kernel, GPUS[0], f"sandbox-{'b' * 64}")
-            await node.kubelet.restart_containers("ml/train-0")
-            await asyncio.sleep(1)
-            assert node.kubelet.capacity(NAME) == (3, 3)
-
-    tell(story())
+        assert (await node.command("node", "release", gpu))[0] == 0
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        await node.kubelet.restart_containers("ml/train-0")
+        status, error = await node.stop()
+        assert status == 0
+        assert f"{gpu}: quarantined for 60 s: guest sandbox-{'a' * 64} of pod" in error
 
 
-def test_a_guest_that_ends_with_its_pod_is_no_crash_for_an_agent(
+async def test_the_guest_of_the_next_pod_with_the_same_name_has_not_crashed(place: Path) -> None:
+    async with running(place) as node:
+        await node.start("--pods-interval=60", f"--metrics=unix:{place / 'm'}")
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        container = await node.kubelet.admit("ml/train-0", NAME, 3)
+        start_guest(node.kernel, GPUS[0], f"sandbox-{'a' * 64}")
+        await node.until_used_by(GPUS[0], "ml/train-0/c0")
+        await pages.until_guest_is_known(place / "m", GPUS[0])
+        node.kernel.guest_closes(11)
+        del node.kubelet.pods["ml/train-0"]
+        again = await node.kubelet.admit("ml/train-0", NAME, 3)
+        assert set(again.ids) == set(container.ids)
+        start_guest(node.kernel, GPUS[0], f"sandbox-{'b' * 64}")
+        await node.kubelet.restart_containers("ml/train-0")
+        await asyncio.sleep(1)
+        assert node.kubelet.capacity(NAME) == (3, 3)
+
+
+async def test_a_guest_that_ends_with_its_pod_is_no_crash_for_an_agent(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        agent = waiting_agent(place)
-        made = resource(2, NAME)
-        first, second = (replace(each, pod="ml/train-0/c0") for each in made.units)
-        reason = blocker("sandbox-crashed", "", "guest ended")
-        crashes = {first.id: reason, second.id: reason}
-        found = Inventory((replace(made, units=(first, second)),))
+    agent = waiting_agent(place)
+    made = resource(2, NAME)
+    first, second = (replace(each, pod="ml/train-0/c0") for each in made.units)
+    reason = blocker("sandbox-crashed", "", "guest ended")
+    crashes = {first.id: reason, second.id: reason}
+    found = Inventory((replace(made, units=(first, second)),))
 
-        async def ask() -> None:
-            agent.ledger.pods = {(NAME, second.id): "ml/train-0/c0"}
+    async def ask() -> None:
+        agent.ledger.pods = {(NAME, second.id): "ml/train-0/c0"}
 
-        monkeypatch.setattr(agent.ledger, "ask", ask)
-        assert await agent._confirmed(found, crashes) == {second.id: reason}
-
-    tell(story())
+    monkeypatch.setattr(agent.ledger, "ask", ask)
+    assert await agent._confirmed(found, crashes) == {second.id: reason}
 
 
-def test_without_an_agent_its_commands_say_so(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            status, _, error = await node.command("node", "status")
-            assert status == 1
-            assert "no agent answers on" in error
-            assert "vfiomgr node run" in error
-
-    tell(story())
+async def test_without_an_agent_its_commands_say_so(place: Path) -> None:
+    async with running(place) as node:
+        status, _, error = await node.command("node", "status")
+        assert status == 1
+        assert "no agent answers on" in error
+        assert "vfiomgr node run" in error
 
 
-def test_at_boot_the_specifications_are_written_without_a_kubelet(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            status, _, error = await node.command("node", "run", "--once")
-            assert (status, error) == (0, f"{NAME}: 3\n")
-            assert (place / "host" / SPECIFICATION).exists()
-            assert os.listdir(node.directory) == ["kubelet.sock"]
-
-    tell(story())
+async def test_at_boot_the_specifications_are_written_without_a_kubelet(place: Path) -> None:
+    async with running(place) as node:
+        status, _, error = await node.command("node", "run", "--once")
+        assert (status, error) == (0, f"{NAME}: 3\n")
+        assert (place / "host" / SPECIFICATION).exists()
+        assert os.listdir(node.directory) == ["kubelet.sock"]
 
 
 def test_the_boot_of_a_node_needs_no_package_of_the_extra(place: Path) -> None:

@@ -114,7 +114,7 @@ def test_other_commands_do_not_import_the_libraries_of_the_agent() -> None:
 
 def test_the_agent_starts_without_the_reader_of_layouts() -> None:
     """Pydantic takes a third of a second, and half of the scanning process' memory."""
-    modules = "vfiomgr.node.commands.run, vfiomgr.node.scan_process, vfiomgr.node.metrics, sys"
+    modules = "vfiomgr.node.commands.run, vfiomgr.node.scanner, vfiomgr.node.metrics, sys"
     code = f"import {modules}; print('pydantic' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.node.stories import tell
-from vfiomgr.node.plugin_directory import DirectoryChanges
+from vfiomgr.node.sockets import DirectoryChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ async def ends(changes: DirectoryChanges, act: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("act", ["create", "replace", "remove"])
-def test_a_name_that_comes_or_goes_ends_the_wait(tmp_path: Path, act: str) -> None:
+async def test_a_name_that_comes_or_goes_ends_the_wait(tmp_path: Path, act: str) -> None:
     socket, other = tmp_path / "kubelet.sock", tmp_path / "other"
     other.touch()
     acts: dict[str, Callable[[], object]] = {
@@ -48,52 +47,40 @@ def test_a_name_that_comes_or_goes_ends_the_wait(tmp_path: Path, act: str) -> No
         "remove": other.unlink,
     }
 
-    async def story() -> None:
-        with watching(tmp_path) as changes:
-            before = changes.since
-            await ends(changes, acts[act])
-            assert changes.since > before
-
-    tell(story())
+    with watching(tmp_path) as changes:
+        before = changes.since
+        await ends(changes, acts[act])
+        assert changes.since > before
 
 
-def test_without_changes_the_time_ends_it_and_being_told_to(tmp_path: Path) -> None:
-    async def story() -> None:
-        with watching(tmp_path) as changes:
-            before = changes.since
-            waiting = asyncio.create_task(changes.wait(0.2))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            await waiting
-            await ends(changes, changes.stir)
-            assert changes.since == before
-
-    tell(story())
+async def test_without_changes_the_time_ends_it_and_being_told_to(tmp_path: Path) -> None:
+    with watching(tmp_path) as changes:
+        before = changes.since
+        waiting = asyncio.create_task(changes.wait(0.2))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await waiting
+        await ends(changes, changes.stir)
+        assert changes.since == before
 
 
-def test_a_directory_that_is_absent_or_created_again_is_watched(tmp_path: Path) -> None:
+async def test_a_directory_that_is_absent_or_created_again_is_watched(tmp_path: Path) -> None:
     directory = tmp_path / "pod-resources"
 
-    async def story() -> None:
-        with watching(directory) as changes:
-            await ends(changes, directory.mkdir)
-            await changes.wait(0)
-            await ends(changes, (directory / "kubelet.sock").touch)
-            (directory / "kubelet.sock").unlink()
-            await ends(changes, directory.rmdir)
-            directory.mkdir()
-            for _ in range(3):
-                await changes.wait(0.1)
-            await ends(changes, (directory / "kubelet.sock").touch)
-
-    tell(story())
+    with watching(directory) as changes:
+        await ends(changes, directory.mkdir)
+        await changes.wait(0)
+        await ends(changes, (directory / "kubelet.sock").touch)
+        (directory / "kubelet.sock").unlink()
+        await ends(changes, directory.rmdir)
+        directory.mkdir()
+        for _ in range(3):
+            await changes.wait(0.1)
+        await ends(changes, (directory / "kubelet.sock").touch)
 
 
-def test_without_inotify_the_sockets_are_looked_at_in_every_tick(tmp_path: Path) -> None:
-    async def story() -> None:
-        changes = DirectoryChanges([str(tmp_path)], tick=0.05)
-        changes.close()
-        changes.start()
-        await ends(changes, lambda: None)
-
-    tell(story())
+async def test_without_inotify_the_sockets_are_looked_at_in_every_tick(tmp_path: Path) -> None:
+    changes = DirectoryChanges([str(tmp_path)], tick=0.05)
+    changes.close()
+    changes.start()
+    await ends(changes, lambda: None)

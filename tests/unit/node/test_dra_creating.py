@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.node.dra_claims import GPU
-from tests.unit.node.stories import tell, unit
+from tests.unit.node.stories import unit
 from vfiomgr.errors import HostError, Refusal
-from vfiomgr.node.dra.creating import Creating, StillRunning
+from vfiomgr.node.processes import Creating, StillRunning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,139 +57,109 @@ def creating(program: str, *arguments: object, deadline: float = 60) -> Creating
     return made
 
 
-def test_vgpus_are_created_and_removed_by_a_process(tmp_path: Path) -> None:
-    async def story() -> None:
-        made = creating(HOST, tmp_path)
-        unit = await made.create(GPU, "nvidia-222", "a")
-        assert unit.kind == "mdev"
-        assert await made.create(GPU, "nvidia-222", "a") == unit
-        with pytest.raises(HostError, match="nvidia-0"):
-            await made.create(GPU, "nvidia-0", "b")
-        await made.remove("a")
-        assert await made.create(GPU, "nvidia-222", "a") == unit
-        await made.close()
-
-    tell(story())
+async def test_vgpus_are_created_and_removed_by_a_process(tmp_path: Path) -> None:
+    made = creating(HOST, tmp_path)
+    unit = await made.create(GPU, "nvidia-222", "a")
+    assert unit.kind == "mdev"
+    assert await made.create(GPU, "nvidia-222", "a") == unit
+    with pytest.raises(HostError, match="nvidia-0"):
+        await made.create(GPU, "nvidia-0", "b")
+    await made.remove("a")
+    assert await made.create(GPU, "nvidia-222", "a") == unit
+    await made.close()
 
 
-def test_the_command_of_the_agent_answers(tmp_path: Path) -> None:
+async def test_the_command_of_the_agent_answers(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
 
-    async def story() -> None:
-        made = Creating(str(tmp_path))
-        with pytest.raises(HostError) as told:
-            await made.create(GPU, "nvidia-222", "a")
-        assert told.value.message == f"cannot create a vGPU on {GPU}: /sys is not writable"
+    made = Creating(str(tmp_path))
+    with pytest.raises(HostError) as told:
+        await made.create(GPU, "nvidia-222", "a")
+    assert told.value.message == f"cannot create a vGPU on {GPU}: /sys is not writable"
+    await made.remove("a")
+    assert await made.reset(UNIT) == "/sys is not writable"
+    await made.close()
+
+
+async def test_a_process_is_kept_and_ends_with_the_agent() -> None:
+    made = creating(ANSWERING)
+    first, second = await made.reset(UNIT), await made.reset(UNIT)
+    assert first == second
+    (process,) = made._idle
+    await made.close()
+    assert process.returncode == 0
+
+
+async def test_a_process_that_died_is_replaced() -> None:
+    made = creating(ANSWERING)
+    first = await made.reset(UNIT)
+    made._idle[0].kill()
+    await made._idle[0].wait()
+    assert await made.reset(UNIT) != first
+    await made.close()
+
+
+async def test_a_process_that_dies_at_work_is_an_error() -> None:
+    made = creating("import sys; sys.stdin.readline(); raise SystemExit(3)")
+    with pytest.raises(HostError) as told:
         await made.remove("a")
-        assert await made.reset(UNIT) == "/sys is not writable"
-        await made.close()
-
-    tell(story())
-
-
-def test_a_process_is_kept_and_ends_with_the_agent() -> None:
-    async def story() -> None:
-        made = creating(ANSWERING)
-        first, second = await made.reset(UNIT), await made.reset(UNIT)
-        assert first == second
-        (process,) = made._idle
-        await made.close()
-        assert process.returncode == 0
-
-    tell(story())
+    message = "cannot remove a vGPU: the process for it ended with 3"
+    assert told.value.message == message
+    assert "vfiomgr recover" in told.value.hint
+    assert made._idle == []
 
 
-def test_a_process_that_died_is_replaced() -> None:
-    async def story() -> None:
-        made = creating(ANSWERING)
-        first = await made.reset(UNIT)
-        made._idle[0].kill()
-        await made._idle[0].wait()
-        assert await made.reset(UNIT) != first
-        await made.close()
-
-    tell(story())
-
-
-def test_a_process_that_dies_at_work_is_an_error() -> None:
-    async def story() -> None:
-        made = creating("import sys; sys.stdin.readline(); raise SystemExit(3)")
-        with pytest.raises(HostError) as told:
-            await made.remove("a")
-        message = "cannot remove a vGPU: the process for it ended with 3"
-        assert told.value.message == message
-        assert "vfiomgr recover" in told.value.hint
-        assert made._idle == []
-
-    tell(story())
+async def test_orders_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    made = creating(WAITING, tmp_path / "go")
+    slow, quick = (asyncio.create_task(made.remove(owner)) for owner in ("slow", "quick"))
+    await quick
+    assert not slow.done()
+    (tmp_path / "go").touch()
+    await slow
+    assert len(made._idle) == 1
+    await made.close()
 
 
-def test_orders_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    async def story() -> None:
-        made = creating(WAITING, tmp_path / "go")
-        slow, quick = (asyncio.create_task(made.remove(owner)) for owner in ("slow", "quick"))
-        await quick
-        assert not slow.done()
-        (tmp_path / "go").touch()
-        await slow
-        assert len(made._idle) == 1
-        await made.close()
-
-    tell(story())
-
-
-def test_a_deadline_leaves_the_process_at_work(tmp_path: Path) -> None:
-    async def story() -> None:
-        made = creating(WAITING, tmp_path / "go", deadline=0.2)
-        with pytest.raises(StillRunning) as told:
-            await made.create(GPU, "t", "slow")
-        assert told.value.message == (
-            f"cannot create a vGPU of type t on {GPU}: the kernel did not finish within 0.2 s"
-        )
-        (tmp_path / "go").touch()
-        made._deadline = 60
-        await made.remove("slow")
-        assert (made._running, len(made._idle)) == ({}, 1)
-        await made.close()
-
-    tell(story())
+async def test_a_deadline_leaves_the_process_at_work(tmp_path: Path) -> None:
+    made = creating(WAITING, tmp_path / "go", deadline=0.2)
+    with pytest.raises(StillRunning) as told:
+        await made.create(GPU, "t", "slow")
+    assert told.value.message == (
+        f"cannot create a vGPU of type t on {GPU}: the kernel did not finish within 0.2 s"
+    )
+    (tmp_path / "go").touch()
+    made._deadline = 60
+    await made.remove("slow")
+    assert (made._running, len(made._idle)) == ({}, 1)
+    await made.close()
 
 
-def test_an_order_again_waits_for_the_one_at_work(tmp_path: Path) -> None:
-    async def story() -> None:
-        made = creating(COUNTING, tmp_path / "go")
-        first, again = (asyncio.create_task(made.remove("a")) for _ in range(2))
-        other = asyncio.create_task(made.create(GPU, "t", "a"))
-        await asyncio.sleep(0)
-        assert [running.order.verb for running in made._running.values()] == ["remove"]
-        first.cancel()
-        (tmp_path / "go").touch()
-        await again
-        with pytest.raises(HostError, match="order 2 of this process"):
-            await other
-        assert made._running == {}
-        await made.close()
-
-    tell(story())
+async def test_an_order_again_waits_for_the_one_at_work(tmp_path: Path) -> None:
+    made = creating(COUNTING, tmp_path / "go")
+    first, again = (asyncio.create_task(made.remove("a")) for _ in range(2))
+    other = asyncio.create_task(made.create(GPU, "t", "a"))
+    await asyncio.sleep(0)
+    assert [running.order.verb for running in made._running.values()] == ["remove"]
+    first.cancel()
+    (tmp_path / "go").touch()
+    await again
+    with pytest.raises(HostError, match="order 2 of this process"):
+        await other
+    assert made._running == {}
+    await made.close()
 
 
-def test_refusals_stay_refusals() -> None:
-    async def story() -> None:
-        answer = '{"error": "no room", "hint": "remove one", "is_refused": true}'
-        made = creating(f"import sys; sys.stdin.readline(); print('{answer}')")
-        with pytest.raises(Refusal) as told:
-            await made.create(GPU, "t", "a")
-        assert (told.value.message, told.value.hint) == ("no room", "remove one")
-        await made.close()
-
-    tell(story())
+async def test_refusals_stay_refusals() -> None:
+    answer = '{"error": "no room", "hint": "remove one", "is_refused": true}'
+    made = creating(f"import sys; sys.stdin.readline(); print('{answer}')")
+    with pytest.raises(Refusal) as told:
+        await made.create(GPU, "t", "a")
+    assert (told.value.message, told.value.hint) == ("no room", "remove one")
+    await made.close()
 
 
-def test_an_answer_without_a_vgpu_is_an_error() -> None:
-    async def story() -> None:
-        made = creating(ANSWERING)
-        with pytest.raises(HostError, match="reports none"):
-            await made.create(GPU, "t", "a")
-        await made.close()
-
-    tell(story())
+async def test_an_answer_without_a_vgpu_is_an_error() -> None:
+    made = creating(ANSWERING)
+    with pytest.raises(HostError, match="reports none"):
+        await made.create(GPU, "t", "a")
+    await made.close()

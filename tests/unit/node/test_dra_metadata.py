@@ -10,14 +10,13 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.answers import specification_of
-from vfiomgr.node.dra.metadata import (
+from vfiomgr.node.dra.model import Claim, PreparedClaim, PreparedDevice
+from vfiomgr.node.dra.records import (
     attributes_of,
-    metadata_devices,
     metadata_name,
     remove_metadata,
     write_metadata,
 )
-from vfiomgr.node.dra.model import Claim, PreparedClaim, PreparedDevice
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -90,17 +89,19 @@ def test_two_devices_of_a_request_are_in_one_file(tmp_path: Path) -> None:
 def test_the_name_in_the_pod_is_said_and_is_in_the_path(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     claim = replace(CLAIM, pod_claim_name="accelerator")
-    write_metadata(tree, claim, [(device("gpu"), {})], PLUGIN)
+    (mounting,) = write_metadata(tree, claim, [(device("gpu"), {})], PLUGIN)
     assert written(tree, "gpu")["podClaimName"] == "accelerator"
-    (mount,) = metadata_devices(claim, [device("gpu")], PLUGIN)[0].edits.mounts
+    (mount,) = mounting.edits.mounts
     assert mount.container_path == (
         "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/accelerator/gpu/"
         "vfiomgr.io-metadata.json"
     )
 
 
-def test_containers_see_the_file_of_their_request() -> None:
-    devices = metadata_devices(CLAIM, [device("gpu"), device("net/fast"), device("gpu")], PLUGIN)
+def test_containers_see_the_file_of_their_request(tmp_path: Path) -> None:
+    none: dict[str, AttributeValue] = {}
+    found = [(device(request), none) for request in ("gpu", "net/fast", "gpu")]
+    devices = write_metadata(HostTree(tmp_path), CLAIM, found, PLUGIN)
     assert [f"vfiomgr.io/metadata={each.name}" for each in devices] == [
         metadata_name("u1", "gpu"),
         metadata_name("u1", "net/fast"),

@@ -29,10 +29,10 @@ from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.dra.creating import StillRunning
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
+from vfiomgr.node.processes import Creating, StillRunning
 from vfiomgr.paths import PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.node.dra.model import Claim, PreparedClaim
+    from vfiomgr.node.dra.model import Claim, DraDevice, PreparedClaim
     from vfiomgr.node.model import NodeUnit
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
@@ -567,7 +567,7 @@ def test_many_claims_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     units = {found.id: found for found in map(unit, range(1, 501))}
     devices = {device.name: device for device in map(passthrough, units)}
-    preparing = Preparing(tree, lambda _pool, name: devices[name], units.get, NoCreator())
+    preparing = quiet(tree, devices, units)
     claims = [claim_for(name, uid=f"u-{name}", name=name) for name in devices]
 
     async def story() -> None:
@@ -575,7 +575,7 @@ def test_many_claims_leave_nothing(tmp_path: Path) -> None:
         assert sorted(preparing.held) == sorted(units)
         assert len(list((tmp_path / "run/cdi").iterdir())) == 1000
         assert len(list((tmp_path / "run/vfiomgr/dra").iterdir())) == 500
-        again = Preparing(tree, lambda _pool, name: devices[name], units.get, NoCreator())
+        again = quiet(tree, devices, units)
         assert again.held == preparing.held
         await asyncio.gather(*(preparing.unprepare(claim.uid) for claim in claims))
 
@@ -585,7 +585,24 @@ def test_many_claims_leave_nothing(tmp_path: Path) -> None:
     assert not preparing._locks
 
 
-class NoCreator:
+def quiet(tree: HostTree, devices: dict[str, DraDevice], units: dict[str, NodeUnit]) -> Preparing:
+    """What prepares devices that answer, and reports nothing."""
+
+    async def trust(_units: tuple[str, ...]) -> None:
+        """Take devices to answer."""
+
+    return Preparing(
+        tree,
+        lambda _pool, name: devices[name],
+        units.get,
+        NoCreator("/"),
+        quarantine=lambda _unit, _text: None,
+        note=lambda _unit, _text: None,
+        require_answer=trust,
+    )
+
+
+class NoCreator(Creating):
     """A creator that is never needed."""
 
     async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:

@@ -16,8 +16,8 @@ from tests.unit.node.stories import gpu_node
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
-from vfiomgr.node.dra.vgpus import DIRECTORY, Order, Result, Vgpus, serve, uuid_of
-from vfiomgr.node.messages import read, write
+from vfiomgr.node.dra.vgpus import DIRECTORY, Vgpus, serve, uuid_of
+from vfiomgr.node.messages import Order, Result, read, write
 from vfiomgr.pci.model import PciAddress, pci_device
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from kubernetes_validate import utils
 
 from tests import pages
 from tests.fakes.api_server import ApiServer
-from tests.unit.node.stories import start_guest, tell, until
+from tests.unit.node.stories import start_guest, until
 from tests.unit.node.test_agent import GPUS, NAME, running, waiting_agent
-from vfiomgr.node import events as events_module
-from vfiomgr.node.events import Events
+from vfiomgr.node import api_server as events_module
+from vfiomgr.node.api_server import Events
 from vfiomgr.node.messages import EventSettings, Report
 from vfiomgr.node.model import Inventory
 
@@ -50,152 +50,128 @@ async def writing(place: Path, port: int = 0) -> AsyncIterator[tuple[ApiServer, 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(events_module, "_EVENT_PAUSE", 0.01)
 
 
-def test_an_event_is_one_of_the_node(place: Path) -> None:
-    async def story() -> None:
-        async with writing(place) as (server, events, told):
-            events.put("DeviceQuarantined", f"{GPUS[0]}: " + "x" * 2000)
-            await requested(server, 1)
-            (request,) = server.requests
-            assert request.path == "/api/v1/namespaces/default/events"
-            assert request.bearer == "first"
-            body = request.body
-            utils.validate(body, utils.latest_version(), strict=True)
-            node = {"apiVersion": "v1", "kind": "Node", "name": "gpu-1", "uid": "gpu-1"}
-            assert body["involvedObject"] == node
-            assert (body["type"], body["reason"]) == ("Warning", "DeviceQuarantined")
-            assert len(body["message"]) == 1024
-            assert told == []
-
-    tell(story())
+async def test_an_event_is_one_of_the_node(place: Path) -> None:
+    async with writing(place) as (server, events, told):
+        events.put("DeviceQuarantined", f"{GPUS[0]}: " + "x" * 2000)
+        await requested(server, 1)
+        (request,) = server.requests
+        assert request.path == "/api/v1/namespaces/default/events"
+        assert request.bearer == "first"
+        body = request.body
+        utils.validate(body, utils.latest_version(), strict=True)
+        node = {"apiVersion": "v1", "kind": "Node", "name": "gpu-1", "uid": "gpu-1"}
+        assert body["involvedObject"] == node
+        assert (body["type"], body["reason"]) == ("Warning", "DeviceQuarantined")
+        assert len(body["message"]) == 1024
+        assert told == []
 
 
-def test_the_token_is_read_again_for_each_event(place: Path) -> None:
-    async def story() -> None:
-        async with writing(place) as (server, events, _):
-            events.put("A", "first")
-            await requested(server, 1)
-            server.account("second")
-            events.put("B", "second", is_normal=True)
-            await requested(server, 2)
-            assert [each.bearer for each in server.requests] == ["first", "second"]
-            assert written(server) == [("Warning", "A"), ("Normal", "B")]
-
-    tell(story())
+async def test_the_token_is_read_again_for_each_event(place: Path) -> None:
+    async with writing(place) as (server, events, _):
+        events.put("A", "first")
+        await requested(server, 1)
+        server.account("second")
+        events.put("B", "second", is_normal=True)
+        await requested(server, 2)
+        assert [each.bearer for each in server.requests] == ["first", "second"]
+        assert written(server) == [("Warning", "A"), ("Normal", "B")]
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_reported_once(place: Path) -> None:
-    async def story() -> None:
-        async with writing(place) as (server, events, told):
-            server.answers = [503, 429, 201, 403, 403]
-            for reason in "ABC":
-                events.put(reason, "text")
-            await requested(server, 5)
-            events.put("D", "text")
-            await requested(server, 6)
-            assert [reason for _, reason in written(server)] == list("AAABCD")
-            assert told == ["cannot write an event of the node: 403 because"]
-
-    tell(story())
+async def test_a_busy_server_is_asked_again_and_a_refusal_is_reported_once(place: Path) -> None:
+    async with writing(place) as (server, events, told):
+        server.answers = [503, 429, 201, 403, 403]
+        for reason in "ABC":
+            events.put(reason, "text")
+        await requested(server, 5)
+        events.put("D", "text")
+        await requested(server, 6)
+        assert [reason for _, reason in written(server)] == list("AAABCD")
+        assert told == ["cannot write an event of the node: 403 because"]
 
 
 @pytest.mark.parametrize(("lost", "text"), [("token", "\xff"), ("ca.crt", "\xff"), ("ca.crt", "")])
-def test_without_its_files_nothing_is_sent_and_the_agent_goes_on(
+async def test_without_its_files_nothing_is_sent_and_the_agent_goes_on(
     lost: str, text: str, place: Path
 ) -> None:
-    async def story() -> None:
-        async with writing(place) as (server, events, told):
-            (server.directory / lost).write_text(text)
-            events.put("A", "text")
-            await until(lambda: told)
-            assert server.requests == []
-            server.account()
-            events.put("B", "text")
-            await requested(server, 1)
-
-    tell(story())
+    async with writing(place) as (server, events, told):
+        (server.directory / lost).write_text(text)
+        events.put("A", "text")
+        await until(lambda: told)
+        assert server.requests == []
+        server.account()
+        events.put("B", "text")
+        await requested(server, 1)
 
 
-def test_a_server_of_another_authority_does_not_get_the_token(place: Path) -> None:
-    async def story() -> None:
-        async with writing(place) as (server, events, told):
-            system = ssl.create_default_context().get_ca_certs(binary_form=True)[:1]
-            server.account(authority="".join(map(ssl.DER_cert_to_PEM_cert, system)))
-            events.put("A", "text")
-            await until(lambda: told)
-            assert "certificate verify failed" in told[0]
-            assert server.requests == []
-
-    tell(story())
+async def test_a_server_of_another_authority_does_not_get_the_token(place: Path) -> None:
+    async with writing(place) as (server, events, told):
+        system = ssl.create_default_context().get_ca_certs(binary_form=True)[:1]
+        server.account(authority="".join(map(ssl.DER_cert_to_PEM_cert, system)))
+        events.put("A", "text")
+        await until(lambda: told)
+        assert "certificate verify failed" in told[0]
+        assert server.requests == []
 
 
-def test_an_absent_server_holds_up_nothing_and_fills_no_memory(place: Path) -> None:
-    async def story() -> None:
-        async with writing(place, port=1) as (_, events, told):
-            for number in range(1000):
-                events.put("A", str(number))
-            assert events._waiting.qsize() == 100
-            await until(lambda: told)
-
-    tell(story())
+async def test_an_absent_server_holds_up_nothing_and_fills_no_memory(place: Path) -> None:
+    async with writing(place, port=1) as (_, events, told):
+        for number in range(1000):
+            events.put("A", str(number))
+        assert events._waiting.qsize() == 100
+        await until(lambda: told)
 
 
-def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
-    async def story() -> None:
-        server = ApiServer(place)
-        async with running(place) as node:
-            await node.start(
-                f"--events={server.directory}",
-                f"--metrics=unix:{place / 'm'}",
-                KUBERNETES_SERVICE_HOST="127.0.0.1",
-                KUBERNETES_SERVICE_PORT=str(server.port),
-                NODE_NAME="gpu-1",
-            )
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert server.requests == []
-            container = await node.kubelet.admit("ml/train-0", NAME, 1)
-            (gpu,) = container.ids
-            (other, _) = sorted(set(GPUS) - {gpu})
-            node.unbind(other)
-            await requested(server, 1)
-            node.bind(other)
-            await requested(server, 2)
-            start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
-            await pages.until_guest_is_known(place / "m", gpu)
-            start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
-            await requested(server, 3)
-            await node.kubelet.until_capacity(NAME, 3, 2)
-            await node.command("node", "release", gpu)
-            await requested(server, 4)
-        server.stop()
-        assert written(server) == [
-            ("Warning", "DeviceUnhealthy"),
-            ("Normal", "DeviceHealthy"),
-            ("Warning", "DeviceQuarantined"),
-            ("Normal", "DeviceHealthy"),
-        ]
-        messages = [each.body["message"] for each in server.requests]
-        assert messages[0].startswith(f"{other} is not given to pods: {other} is on no driver")
-        assert messages[2].startswith(f"{gpu} is not given to pods for 60 s: guest sandbox-")
-
-    tell(story())
+async def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
+    server = ApiServer(place)
+    async with running(place) as node:
+        await node.start(
+            f"--events={server.directory}",
+            f"--metrics=unix:{place / 'm'}",
+            KUBERNETES_SERVICE_HOST="127.0.0.1",
+            KUBERNETES_SERVICE_PORT=str(server.port),
+            NODE_NAME="gpu-1",
+        )
+        await node.kubelet.until_capacity(NAME, 3, 3)
+        assert server.requests == []
+        container = await node.kubelet.admit("ml/train-0", NAME, 1)
+        (gpu,) = container.ids
+        (other, _) = sorted(set(GPUS) - {gpu})
+        node.unbind(other)
+        await requested(server, 1)
+        node.bind(other)
+        await requested(server, 2)
+        start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
+        await pages.until_guest_is_known(place / "m", gpu)
+        start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
+        await requested(server, 3)
+        await node.kubelet.until_capacity(NAME, 3, 2)
+        await node.command("node", "release", gpu)
+        await requested(server, 4)
+    server.stop()
+    assert written(server) == [
+        ("Warning", "DeviceUnhealthy"),
+        ("Normal", "DeviceHealthy"),
+        ("Warning", "DeviceQuarantined"),
+        ("Normal", "DeviceHealthy"),
+    ]
+    messages = [each.body["message"] for each in server.requests]
+    assert messages[0].startswith(f"{other} is not given to pods: {other} is on no driver")
+    assert messages[2].startswith(f"{gpu} is not given to pods for 60 s: guest sandbox-")
 
 
-def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
+async def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
     class Written(Events):
         def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
             put.append((reason, message, is_normal))
 
-    async def story() -> None:
-        agent = waiting_agent(place)
-        agent._events = Written(EventSettings("", "", ""), lambda _: None)
-        for drift in ({}, {"a": "a on x"}, {"a": "a on x", "b": "b on x"}, {"b": "b on y"}):
-            await agent._receive(Report(Inventory(), drift=drift))
-
     put: list[tuple[str, str, bool]] = []
-    tell(story())
+    agent = waiting_agent(place)
+    agent._events = Written(EventSettings("", "", ""), lambda _: None)
+    for drift in ({}, {"a": "a on x"}, {"a": "a on x", "b": "b on x"}, {"b": "b on y"}):
+        await agent._receive(Report(Inventory(), drift=drift))
     assert put == [
         ("LayoutDrift", "a on x", False),
         ("LayoutDrift", "b on x", False),
@@ -204,14 +180,11 @@ def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
     ]
 
 
-def test_outside_of_a_pod_the_api_server_is_asked_for(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            status, _, error = await node.command("node", "run", "--events", str(place))
-            assert status == 2
-            assert "KUBERNETES_SERVICE_HOST is not set" in error
-
-    tell(story())
+async def test_outside_of_a_pod_the_api_server_is_asked_for(place: Path) -> None:
+    async with running(place) as node:
+        status, _, error = await node.command("node", "run", "--events", str(place))
+        assert status == 2
+        assert "KUBERNETES_SERVICE_HOST is not set" in error
 
 
 @pytest.mark.parametrize(
@@ -221,13 +194,10 @@ def test_outside_of_a_pod_the_api_server_is_asked_for(place: Path) -> None:
         ("tcp://10.0.0.1:443", "KUBERNETES_SERVICE_PORT is not a number: tcp://10.0.0.1:443"),
     ],
 )
-def test_what_events_need_is_checked_at_the_start(place: Path, port: str, told: str) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            places = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
-            made = await node.agent("--events=/nonexistent", **places)
-            _, error = await made.communicate()
-            assert made.returncode == 2
-            assert told in error.decode()
-
-    tell(story())
+async def test_what_events_need_is_checked_at_the_start(place: Path, port: str, told: str) -> None:
+    async with running(place) as node:
+        places = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+        made = await node.agent("--events=/nonexistent", **places)
+        _, error = await made.communicate()
+        assert made.returncode == 2
+        assert told in error.decode()

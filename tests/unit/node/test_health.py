@@ -13,8 +13,9 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
-from vfiomgr.node.facts import read_health
+from vfiomgr.node.health import HealthContext
 from vfiomgr.node.model import FunctionHealth, HealthFacts
+from vfiomgr.node.observing import read_health
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import pci_device
@@ -36,7 +37,7 @@ QEMU = DeviceUser("/dev/vfio/41", 4711, "qemu-system-x86", "machine-qemu-3-win.s
 def after(host: HostSnapshot, **facts: Any) -> Inventory:
     """The inventory of a host that was healthy before."""
     previous = inventory(node_of(A40, AUDIO), SETTINGS)
-    return inventory(host, SETTINGS, previous=previous, **facts)
+    return inventory(host, SETTINGS, HealthContext(**facts), previous=previous)
 
 
 def without_groups(host: HostSnapshot) -> HostSnapshot:
@@ -224,13 +225,13 @@ def test_a_process_of_a_pod_is_no_reason(changes: dict[str, str | None]) -> None
 
 def test_a_process_that_has_the_device_of_a_pod_is_no_reason() -> None:
     host = with_facts(node_of(A40, AUDIO), users=(QEMU,))
-    (unit,) = inventory(host, SETTINGS, {ID: "lab/train"}).units
+    (unit,) = inventory(host, SETTINGS, HealthContext(held={ID: "lab/train"})).units
     assert (unit.reasons, unit.used_by) == ((), "lab/train")
 
 
 def test_a_process_that_has_the_device_of_a_claim_is_no_reason() -> None:
     host = with_facts(node_of(A40, AUDIO), users=(QEMU,))
-    (unit,) = inventory(host, SETTINGS, claims={ID: "lab/gpu"}).units
+    (unit,) = inventory(host, SETTINGS, HealthContext(claims={ID: "lab/gpu"})).units
     assert (unit.reasons, unit.used_by) == ((), "claim lab/gpu")
     assert (unit.pod, unit.claim) == ("", "lab/gpu")
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.node.stories import tell
 from vfiomgr.errors import UsageError
-from vfiomgr.node.http import HttpServer, Response, parse_address, text
+from vfiomgr.node.pages import HttpServer, Response, parse_address, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,26 +36,23 @@ def note(text: str) -> None:
 PAGES = {"GET /hello": hello, "POST /hello": hello}
 
 
-def test_pages_are_found_by_method_and_path() -> None:
-    async def story() -> None:
-        server = HttpServer(PAGES, note)
-        await server.start("127.0.0.1:0")
-        for request, expected in (
-            (b"GET /hello?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", b"hello \n"),
-            (b"POST /hello HTTP/1.1\r\nContent-Length: 2\r\n\r\nyou", b"hello yo\n"),
-        ):
-            opened = await asyncio.open_connection("127.0.0.1", server.port)
-            answer = await ask(*opened, request)
-            head, _, body = answer.partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert f"Content-Length: {len(body)}".encode() in head
-            assert body == expected
+async def test_pages_are_found_by_method_and_path() -> None:
+    server = HttpServer(PAGES, note)
+    await server.start("127.0.0.1:0")
+    for request, expected in (
+        (b"GET /hello?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", b"hello \n"),
+        (b"POST /hello HTTP/1.1\r\nContent-Length: 2\r\n\r\nyou", b"hello yo\n"),
+    ):
         opened = await asyncio.open_connection("127.0.0.1", server.port)
-        answer = await ask(*opened, b"PUT /hello HTTP/1.1\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 404 ")
-        await server.stop()
-
-    tell(story())
+        answer = await ask(*opened, request)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert body == expected
+    opened = await asyncio.open_connection("127.0.0.1", server.port)
+    answer = await ask(*opened, b"PUT /hello HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    await server.stop()
 
 
 @pytest.mark.parametrize(
@@ -66,55 +62,45 @@ def test_pages_are_found_by_method_and_path() -> None:
         b"POST /hello HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
     ],
 )
-def test_long_requests_are_refused(request_: bytes, place: Path) -> None:
-    async def story() -> None:
-        server = HttpServer(PAGES, note)
-        await server.start(f"unix:{place}/s")
-        opened = await asyncio.open_unix_connection(f"{place}/s")
-        assert (await ask(*opened, request_)).startswith(b"HTTP/1.1 400 ")
-        await server.stop()
-
-    tell(story())
+async def test_long_requests_are_refused(request_: bytes, place: Path) -> None:
+    server = HttpServer(PAGES, note)
+    await server.start(f"unix:{place}/s")
+    opened = await asyncio.open_unix_connection(f"{place}/s")
+    assert (await ask(*opened, request_)).startswith(b"HTTP/1.1 400 ")
+    await server.stop()
 
 
-def test_what_is_not_http_ends_only_its_own_connection(place: Path) -> None:
-    async def story() -> None:
-        server = HttpServer(PAGES, note)
-        await server.start(f"unix:{place}/s")
-        for data in (b"\x00" * 100_000, b"GET /hello"):
-            reader, writer = await asyncio.open_unix_connection(f"{place}/s")
-            writer.write(data)
-            writer.write_eof()
-            assert await reader.read() == b""
-            writer.close()
-        opened = await asyncio.open_unix_connection(f"{place}/s")
-        assert b"hello" in await ask(*opened, b"GET /hello HTTP/1.1\r\n\r\n")
-        await server.stop()
-
-    tell(story())
+async def test_what_is_not_http_ends_only_its_own_connection(place: Path) -> None:
+    server = HttpServer(PAGES, note)
+    await server.start(f"unix:{place}/s")
+    for data in (b"\x00" * 100_000, b"GET /hello"):
+        reader, writer = await asyncio.open_unix_connection(f"{place}/s")
+        writer.write(data)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    opened = await asyncio.open_unix_connection(f"{place}/s")
+    assert b"hello" in await ask(*opened, b"GET /hello HTTP/1.1\r\n\r\n")
+    await server.stop()
 
 
-def test_idle_connections_of_one_client_leave_descriptors_for_probes() -> None:
+async def test_idle_connections_of_one_client_leave_descriptors_for_probes() -> None:
     """A client from elsewhere, as a probe, is answered, and keeps its connection until then."""
-
-    async def story() -> None:
-        told: list[str] = []
-        server = HttpServer(PAGES, told.append)
-        await server.start("127.0.0.1:0")
-        probe = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
-        before = len(os.listdir("/proc/self/fd"))
-        opening = (asyncio.open_connection("127.0.0.1", server.port) for _ in range(300))
-        idle = [(await each)[1] for each in opening]
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + len(idle) + 64)
-        assert b"hello" in await ask(*probe, b"GET /hello HTTP/1.1\r\n\r\n")
-        assert told == ["127.0.0.1:0: more than 64 connections; idle ones are closed"]
-        for writer in idle:
-            writer.close()
-        opened = await asyncio.open_connection("127.0.0.1", server.port)
-        assert b"hello" in await ask(*opened, b"GET /hello HTTP/1.1\r\n\r\n")
-        await server.stop()
-
-    tell(story())
+    told: list[str] = []
+    server = HttpServer(PAGES, told.append)
+    await server.start("127.0.0.1:0")
+    probe = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
+    before = len(os.listdir("/proc/self/fd"))
+    opening = (asyncio.open_connection("127.0.0.1", server.port) for _ in range(300))
+    idle = [(await each)[1] for each in opening]
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before + len(idle) + 64)
+    assert b"hello" in await ask(*probe, b"GET /hello HTTP/1.1\r\n\r\n")
+    assert told == ["127.0.0.1:0: more than 64 connections; idle ones are closed"]
+    for writer in idle:
+        writer.close()
+    opened = await asyncio.open_connection("127.0.0.1", server.port)
+    assert b"hello" in await ask(*opened, b"GET /hello HTTP/1.1\r\n\r\n")
+    await server.stop()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -123,26 +109,23 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_connection_ends_if_its_client_is_silent_or_does_not_read(
+async def test_a_connection_ends_if_its_client_is_silent_or_does_not_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def large(_body: str) -> Response:
         return Response(bytes(1 << 24))
 
-    async def story() -> None:
-        server = HttpServer({"GET /large": large}, note)
-        await server.start(f"unix:{place}/s")
-        before = len(os.listdir("/proc/self/fd"))
-        with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stalled:
-            for client in (silent, stalled):
-                client.connect(f"{place}/s")
-            stalled.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-            await until(lambda: len(os.listdir("/proc/self/fd")) == before + 4)
-            await until(lambda: len(os.listdir("/proc/self/fd")) == before + 2)
-        await server.stop()
-
-    monkeypatch.setattr("vfiomgr.node.http._DEADLINE", 0.2)
-    tell(story())
+    monkeypatch.setattr("vfiomgr.node.pages._DEADLINE", 0.2)
+    server = HttpServer({"GET /large": large}, note)
+    await server.start(f"unix:{place}/s")
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stalled:
+        for client in (silent, stalled):
+            client.connect(f"{place}/s")
+        stalled.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        await until(lambda: len(os.listdir("/proc/self/fd")) == before + 4)
+        await until(lambda: len(os.listdir("/proc/self/fd")) == before + 2)
+    await server.stop()
 
 
 def test_a_text_is_cut_to_a_kibibyte() -> None:
@@ -150,33 +133,27 @@ def test_a_text_is_cut_to_a_kibibyte() -> None:
     assert text("short", 404).body == b"short\n"
 
 
-def test_a_socket_is_for_its_owner_only_and_replaces_a_stale_one(place: Path) -> None:
-    async def story() -> None:
-        path = place / "s"
-        with socket.socket(socket.AF_UNIX) as stale:
-            stale.bind(str(path))
-        server = HttpServer(PAGES, note)
-        await server.start(f"unix:{path}")
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        await server.stop()
-        assert not path.exists()
-
-    tell(story())
+async def test_a_socket_is_for_its_owner_only_and_replaces_a_stale_one(place: Path) -> None:
+    path = place / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    server = HttpServer(PAGES, note)
+    await server.start(f"unix:{path}")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    await server.stop()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_file_that_is_not_a_socket_is_kept(place: Path, *, is_link: bool) -> None:
-    async def story() -> None:
-        path = place / "s"
-        if is_link:
-            path.symlink_to(place / "other")
-        else:
-            path.write_text("important")
-        with pytest.raises(UsageError, match=f"cannot listen on unix:{path}: .* not a socket"):
-            await HttpServer(PAGES, note).start(f"unix:{path}")
-
-    tell(story())
-    assert os.path.lexists(place / "s")
+async def test_a_file_that_is_not_a_socket_is_kept(place: Path, *, is_link: bool) -> None:
+    path = place / "s"
+    if is_link:
+        path.symlink_to(place / "other")
+    else:
+        path.write_text("important")
+    with pytest.raises(UsageError, match=f"cannot listen on unix:{path}: .* not a socket"):
+        await HttpServer(PAGES, note).start(f"unix:{path}")
+    assert os.path.lexists(place / "s")  # noqa: ASYNC240 - one file, in memory
 
 
 def test_addresses() -> None:
@@ -187,12 +164,9 @@ def test_addresses() -> None:
             parse_address(wrong)
 
 
-def test_an_address_in_use_is_a_usage_error() -> None:
-    async def story() -> None:
-        server = HttpServer(PAGES, note)
-        await server.start("127.0.0.1:0")
-        with pytest.raises(UsageError, match="cannot listen on"):
-            await HttpServer(PAGES, note).start(f"127.0.0.1:{server.port}")
-        await server.stop()
-
-    tell(story())
+async def test_an_address_in_use_is_a_usage_error() -> None:
+    server = HttpServer(PAGES, note)
+    await server.start("127.0.0.1:0")
+    with pytest.raises(UsageError, match="cannot listen on"):
+        await HttpServer(PAGES, note).start(f"127.0.0.1:{server.port}")
+    await server.stop()

@@ -28,11 +28,11 @@ from vfiomgr.node.manifests import (
     IMAGE,
     ManifestRequest,
     NodeLayout,
-    manifest_request,
     manifests,
+    render_agent,
+    render_cdi,
 )
 from vfiomgr.node.model import SERVICE_ACCOUNT
-from vfiomgr.node.systemd import render_agent, render_cdi
 from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, parse_record
 
 if TYPE_CHECKING:
@@ -420,14 +420,7 @@ def test_a_changed_layout_is_applied_by_new_pods() -> None:
 
 def test_a_layout_larger_than_a_config_map_is_refused() -> None:
     with pytest.raises(UsageError, match="a ConfigMap cannot hold a layout of 1 MiB or more"):
-        manifest_request(
-            image=None,
-            namespace="gpu",
-            kubelet_root=KUBELET_ROOT,
-            selectors=(),
-            selinux=False,
-            layout=NodeLayout("é" * (1 << 19)),
-        )
+        ManifestRequest(layout=NodeLayout("é" * (1 << 19)))
 
 
 # ---- the command

@@ -11,7 +11,8 @@ from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.node import health
-from vfiomgr.node.metrics import ALLOCATED, METRICS, Metric, samples
+from vfiomgr.node.health import HealthContext
+from vfiomgr.node.metrics import METRICS, samples
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
@@ -34,7 +35,7 @@ def values(
 ) -> list[tuple[dict[str, str], float]]:
     """The labels and values of all samples of a metric."""
     found: list[Sample] = list(samples(host, made or inventory(host, SETTINGS), facts))
-    return [(dict(s.labels), s.value) for s in found if s.metric.name == f"vfiomgr_{name}"]
+    return [(labels, value) for metric, value, labels in found if metric == f"vfiomgr_{name}"]
 
 
 def test_each_function_is_described() -> None:
@@ -60,7 +61,7 @@ def test_a_device_is_ready_or_has_its_reasons() -> None:
     made = inventory(
         node_of(replace(A40, is_responsive=False), AUDIO, at(A40, 7)),
         SETTINGS,
-        quarantine={ID: reason},
+        HealthContext(quarantine={ID: reason}),
     )
     assert values("device_ready", made=made) == [
         ({"address": "0000:07:00.0", "reason": ""}, 1),
@@ -75,7 +76,7 @@ def test_a_device_is_ready_or_has_its_reasons() -> None:
 
 @pytest.mark.parametrize(("pod", "container"), [("lab/train", ""), ("lab/train/main", "main")])
 def test_the_pod_of_a_device_is_a_label(pod: str, container: str) -> None:
-    made = inventory(HOST, SETTINGS, {ID: pod})
+    made = inventory(HOST, SETTINGS, HealthContext(held={ID: pod}))
     assert values("device_allocated", made=made) == [
         (
             {
@@ -93,12 +94,12 @@ def test_the_pod_of_a_device_is_a_label(pod: str, container: str) -> None:
 
 @pytest.mark.parametrize(("pods", "pod"), [({}, ""), ({"lab/gpu": "lab/train"}, "train")])
 def test_the_claim_of_a_device_is_a_label(pods: dict[str, str], pod: str) -> None:
-    made = inventory(HOST, SETTINGS, claims={ID: "lab/gpu"})
+    made = inventory(HOST, SETTINGS, HealthContext(claims={ID: "lab/gpu"}))
     created = replace(next(iter(made.units)), id="a vGPU", claim="lab/vgpu")
     found = {
-        dict(sample.labels)["address"]: dict(sample.labels)
-        for sample in samples(HOST, made, created=(created,), pods=pods)
-        if sample.metric is ALLOCATED
+        labels["address"]: labels
+        for name, _, labels in samples(HOST, made, created=(created,), pods=pods)
+        if name == "vfiomgr_device_allocated"
     }
     assert found.keys() == {ID, "a vGPU"}
     shared = {"resource": "", "namespace": "lab", "container": ""}
@@ -159,19 +160,19 @@ def test_vgpus_are_counted_by_gpu_and_type() -> None:
     assert found["0000:01:00.0", "NVIDIA A40-8Q", "available"] == 0
 
 
-def test_every_metric_is_listed_once_and_has_help() -> None:
+def test_every_metric_has_help() -> None:
     facts = HealthFacts((FunctionHealth(A40.address, 1, 2, 3),))
     host = with_facts(vgpu_node(uuid=UUID), users=())
-    made = inventory(host, SETTINGS, {UUID: "lab/train"})
-    found: set[Metric] = {sample.metric for sample in samples(host, made, facts)}
-    assert found <= set(METRICS)
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    assert all(metric.help.endswith(".") for metric in METRICS)
+    made = inventory(host, SETTINGS, HealthContext(held={UUID: "lab/train"}))
+    assert {name for name, _, _ in samples(host, made, facts)} <= METRICS.keys()
+    assert all(text.endswith(".") for _, text in METRICS.values())
 
 
 def test_samples_of_one_metric_have_the_same_labels() -> None:
     host = with_facts(HOST, users=(), links=(PciLink(A40.address, 2.5, 8, 16.0, 16),))
     names: dict[str, set[tuple[str, ...]]] = {}
-    for sample in samples(host, inventory(host, SETTINGS, {ID: "lab/train"})):
-        names.setdefault(sample.metric.name, set()).add(tuple(key for key, _ in sample.labels))
+    for name, _, labels in samples(
+        host, inventory(host, SETTINGS, HealthContext(held={ID: "lab/train"}))
+    ):
+        names.setdefault(name, set()).add(tuple(labels))
     assert all(len(found) == 1 for found in names.values())

@@ -27,6 +27,7 @@ from tests.unit.node.made import (
 )
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.errors import UsageError
+from vfiomgr.node.health import HealthContext
 from vfiomgr.node.model import NodeSettings, ResourceRule
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS_PROBE
@@ -246,7 +247,7 @@ def test_a_device_of_another_program_is_not_healthy(
 
 def test_a_pod_keeps_a_device_that_another_program_also_has() -> None:
     host = with_file(node_of(A40), "/run/cdi/x.json", "nvidia.com/pgpu", "/dev/vfio/41")
-    made = inventory(host, SETTINGS, {"0000:41:00.0": "lab/train"})
+    made = inventory(host, SETTINGS, HealthContext(held={"0000:41:00.0": "lab/train"}))
     assert rules(made) == {}
     assert [(note.rule, note.severity) for note in made.notes] == [("twice-published", "warning")]
 
@@ -259,7 +260,9 @@ def test_a_specification_for_no_device_plugin_is_only_noted() -> None:
 
 
 def test_the_pod_that_has_a_unit_is_named() -> None:
-    (unit,) = inventory(node_of(A40), SETTINGS, {"0000:41:00.0": "lab/train"}).units
+    (unit,) = inventory(
+        node_of(A40), SETTINGS, HealthContext(held={"0000:41:00.0": "lab/train"})
+    ).units
     assert (unit.pod, unit.used_by, unit.is_open) == ("lab/train", "lab/train", False)
 
 
@@ -362,8 +365,8 @@ def test_devices_that_a_new_layout_leaves_out_are_dropped() -> None:
 )
 def test_a_device_of_a_pod_keeps_its_resource_until_the_pod_ends(settings: NodeSettings) -> None:
     host, held = node_of(A40), {"0000:41:00.0": "lab/train"}
-    before = inventory(host, SETTINGS, held)
-    after = inventory(host, settings, held, previous=before)
+    before = inventory(host, SETTINGS, HealthContext(held=held))
+    after = inventory(host, settings, HealthContext(held=held), previous=before)
     assert units_by_name(after) == {A40_NAME: ["0000:41:00.0"]}
     assert after.notes == ()
     ended = inventory(host, settings, previous=after)
@@ -373,9 +376,9 @@ def test_a_device_of_a_pod_keeps_its_resource_until_the_pod_ends(settings: NodeS
 
 def test_a_second_model_of_the_same_name_does_not_rename_the_device_of_a_pod() -> None:
     held = {"0000:41:00.0": "lab/train"}
-    before = inventory(node_of(A40), SETTINGS, held)
+    before = inventory(node_of(A40), SETTINGS, HealthContext(held=held))
     twin = replace(at(A40, 7), device_id="2236")
-    after = inventory(node_of(A40, twin), SETTINGS, held, previous=before)
+    after = inventory(node_of(A40, twin), SETTINGS, HealthContext(held=held), previous=before)
     assert units_by_name(after) == {
         A40_NAME: ["0000:41:00.0"],
         f"{A40_NAME}_2236": ["0000:07:00.0"],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.node.made import resource_of, unit
 from tests.work import calls
 from vfiomgr.errors import UsageError
-from vfiomgr.node.preferred import preferred
+from vfiomgr.node.answers import preferred
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from h2.events import ResponseReceived
 from h2.settings import SettingCodes
 
 from vfiomgr.node.kubelet import DEVICE_PLUGIN, DEVICES, METHODS
-from vfiomgr.node.rpc import CallError, Server, call, failed_precondition, service
+from vfiomgr.node.rpc import CallError, Server, call, end_call, service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ class Plugin:
 
     async def allocate(self, _request: Any) -> Any:
         """Refuse."""
-        failed_precondition(TEXT)
+        end_call(TEXT)
 
     pre_start_container = get_preferred_allocation = allocate
 
@@ -271,7 +271,7 @@ def test_an_error_is_cut_to_a_kibibyte(tmp_path: Path, length: int) -> None:
 
     class Loud(Plugin):
         async def allocate(self, _request: Any) -> Any:
-            failed_precondition("ü" * length)
+            end_call("ü" * length)
 
         pre_start_container = allocate
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import mig_host, t4_host
-from tests.unit.node.stories import gpu_node
+from tests.unit.node.stories import answer, gpu_node
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
 from vfiomgr.host.udev import DeviceEvents
@@ -23,8 +23,7 @@ from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Setting
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import FEATURES, Inventory, NodeSettings
 from vfiomgr.node.observing import THOROUGH
-from vfiomgr.node.scan_process import serve
-from vfiomgr.node.scanner import Scanner
+from vfiomgr.node.scanner import Scanner, serve
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.installed_layout import FILE
@@ -102,12 +101,12 @@ def test_what_was_created_for_a_claim_is_not_offered_nor_missed_afterwards(
     kernel: FakeKernel, scanner: Scanner
 ) -> None:
     created = ClaimFacts(7, created={GPUS[1]: ("gpu-1", "pci")})
-    report = scanner.answer(Question(claims=created))
+    report = answer(scanner, Question(claims=created))
     assert list(reasons(report)) == [GPUS[0], GPUS[2]]
     assert ([unit.id for unit in report.created], report.claims) == ([GPUS[1]], 7)
     assert list(specification(kernel)) == [GPUS[0], GPUS[2]]
     unbind(kernel, GPUS[1], "vfio-pci")
-    report = scanner.answer(Question(claims=ClaimFacts(8)))
+    report = answer(scanner, Question(claims=ClaimFacts(8)))
     assert list(reasons(report)) == [GPUS[0], GPUS[2]]
     assert (report.created, report.claims, report.pools) == ((), 8, None)
 
@@ -123,7 +122,7 @@ def test_pools_are_reported_after_changes(kernel: FakeKernel, scanner: Scanner) 
 
 
 def test_the_claim_of_a_device_is_reported(scanner: Scanner) -> None:
-    report = scanner.answer(Question(claims=ClaimFacts(held={GPUS[0]: "ml/train"})))
+    report = answer(scanner, Question(claims=ClaimFacts(held={GPUS[0]: "ml/train"})))
     first = next(found(report).units)
     assert (first.claim, first.used_by) == ("ml/train", "claim ml/train")
     assert next(found(read(Report, write(report))).units).claim == "ml/train"
@@ -167,7 +166,7 @@ def test_specifications_of_former_names_are_removed_and_no_others(kernel: FakeKe
     other = HostPath("/run/cdi/vfiomgr-vfiomgr.io_vfio.json")
     kernel.replace(other, b"{}")
     settings = Settings(NodeSettings(prefix="example.com"))
-    report = Scanner(Host(kernel)).answer(Question(settings=settings))
+    report = answer(Scanner(Host(kernel)), Question(settings=settings))
     assert reasons(report) == {gpu: [] for gpu in GPUS}
     assert sorted(kernel.children(HostPath("/run/cdi"))) == [
         "vfiomgr-example.com_GA102GL__A40.json",
@@ -179,14 +178,14 @@ def test_a_new_process_knows_what_the_last_one_offered(kernel: FakeKernel) -> No
     report = Scanner(Host(kernel)).scan()
     unbind(kernel, GPUS[1], "vfio-pci")
     assert list(reasons(Scanner(Host(kernel)).scan())) == [GPUS[0], GPUS[2]]
-    again = Scanner(Host(kernel)).answer(Question(previous=report.inventory))
+    again = answer(Scanner(Host(kernel)), Question(previous=report.inventory))
     assert list(reasons(again)) == list(GPUS)
 
 
 def test_settings_apply_from_the_next_scan_on(scanner: Scanner) -> None:
     scanner.scan()
     settings = Settings(NodeSettings(prefix="example.com", aliases={"10de:2235": "a40"}))
-    resources = found(scanner.answer(Question(settings=settings))).resources
+    resources = found(answer(scanner, Question(settings=settings))).resources
     assert [(r.name, [u.id for u in r.units]) for r in resources] == [
         ("example.com/a40", list(GPUS))
     ]
@@ -230,12 +229,12 @@ def test_the_layout_of_the_node_says_what_is_offered(kernel: FakeKernel, scanner
 def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:
     reason = blocker("reset-failed", GPUS[0], "cannot reset it", "power-cycle it")
     pods = {GPUS[2]: "default/cuda/c0"}
-    report = scanner.answer(Question(pods=pods, quarantine={GPUS[0]: reason}))
+    report = answer(scanner, Question(pods=pods, quarantine={GPUS[0]: reason}))
     assert reasons(report)[GPUS[0]] == ["reset-failed"]
     assert [unit.used_by for unit in found(report).units] == ["", "", "default/cuda/c0"]
     expected = f'vfiomgr_device_allocated{{address="{GPUS[2]}",claim="",container="c0"'
     assert expected in report.metrics
-    assert reasons(scanner.answer(Question(quarantine={})))[GPUS[0]] == []
+    assert reasons(answer(scanner, Question(quarantine={})))[GPUS[0]] == []
 
 
 def test_errors_before_the_start_and_before_a_release_are_forgiven(
@@ -245,7 +244,7 @@ def test_errors_before_the_start_and_before_a_release_are_forgiven(
     assert reasons(scanner.scan())[GPUS[0]] == []
     count_fatal(kernel, GPUS[0], 2)
     assert reasons(scanner.scan())[GPUS[0]] == ["fatal-errors"]
-    assert reasons(scanner.answer(Question(forgive=GPUS[0])))[GPUS[0]] == []
+    assert reasons(answer(scanner, Question(forgive=GPUS[0])))[GPUS[0]] == []
     assert reasons(scanner.scan())[GPUS[0]] == []
 
 
@@ -255,7 +254,7 @@ def test_a_release_forgives_no_other_device(kernel: FakeKernel, scanner: Scanner
             count_fatal(kernel, gpu, number)
         report = scanner.scan()
     assert reasons(report)[GPUS[1]] == ["fatal-errors"]
-    for report in (scanner.answer(Question(forgive=GPUS[0])), scanner.scan()):
+    for report in (answer(scanner, Question(forgive=GPUS[0])), scanner.scan()):
         assert reasons(report) == {GPUS[0]: [], GPUS[1]: ["fatal-errors"], GPUS[2]: []}
 
 
@@ -282,20 +281,20 @@ def test_a_new_process_knows_the_errors_that_are_forgiven(kernel: FakeKernel) ->
     report = Scanner(Host(kernel)).scan()
     count_fatal(kernel, GPUS[0], 2)
     again = read(Question, write(Question(previous=report.inventory, before=report.before)))
-    assert reasons(Scanner(Host(kernel)).answer(again))[GPUS[0]] == ["fatal-errors"]
+    assert reasons(answer(Scanner(Host(kernel)), again))[GPUS[0]] == ["fatal-errors"]
 
 
 def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scanner) -> None:
     scanner.scan()
-    report = scanner.answer(asking(GPUS[0], GPUS[1]))
+    report = answer(scanner, asking(GPUS[0], GPUS[1]))
     assert (report.number, report.problems) == (7, ())
     unbind(kernel, GPUS[1], "vfio-pci")
-    (problem,) = scanner.answer(asking(GPUS[0], GPUS[1])).problems
+    (problem,) = answer(scanner, asking(GPUS[0], GPUS[1])).problems
     assert problem.device == GPUS[1]
     assert f"{GPUS[1]} is on no driver" in problem.message
-    (problem,) = scanner.answer(asking("0000:09:00.0")).problems
+    (problem,) = answer(scanner, asking("0000:09:00.0")).problems
     assert problem.message == f"0000:09:00.0 is not a device of {NAME}"
-    (problem,) = scanner.answer(asking(GPUS[0], resource="example.com/GPU")).problems
+    (problem,) = answer(scanner, asking(GPUS[0], resource="example.com/GPU")).problems
     assert not problem.has_failed_reset
 
 
@@ -353,10 +352,10 @@ def test_devices_are_reset_where_the_resource_says_so(
 ) -> None:
     resets = Resets()
     monkeypatch.setattr(scanner._host, "reset", resets)
-    scanner.answer(asking(GPUS[0]))
+    answer(scanner, asking(GPUS[0]))
     assert resets.addresses == []
     with_resets(scanner, resets, monkeypatch)
-    assert scanner.answer(asking(GPUS[0], GPUS[2])).problems == ()
+    assert answer(scanner, asking(GPUS[0], GPUS[2])).problems == ()
     assert resets.addresses == [GPUS[0], GPUS[2]]
 
 
@@ -367,8 +366,8 @@ def test_a_device_that_a_guest_has_already_is_not_reset(
     resets = Resets()
     with_resets(scanner, resets, monkeypatch)
     kernel.guest_opens(11)
-    scanner.answer(Question(pods={GPUS[0]: "default/cuda/c0"}))
-    assert scanner.answer(asking(GPUS[0], GPUS[1])).problems == ()
+    answer(scanner, Question(pods={GPUS[0]: "default/cuda/c0"}))
+    assert answer(scanner, asking(GPUS[0], GPUS[1])).problems == ()
     assert resets.addresses == [GPUS[1]]
 
 
@@ -388,7 +387,7 @@ def test_only_a_reset_that_failed_leads_to_quarantine(
     error: Exception, *, failed: bool, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_resets(scanner, Resets(error), monkeypatch)
-    (problem,) = scanner.answer(asking(GPUS[0])).problems
+    (problem,) = answer(scanner, asking(GPUS[0])).problems
     assert problem.has_failed_reset is failed
     assert str(error) in problem.message
 
@@ -400,7 +399,7 @@ def test_without_access_to_sys_a_reset_is_skipped_and_noted(
     with_resets(scanner, resets, monkeypatch)
     assert found(scanner.scan()).notes == ()
     monkeypatch.setattr("os.access", lambda *_: False)
-    report = scanner.answer(asking(GPUS[0]))
+    report = answer(scanner, asking(GPUS[0]))
     assert (report.problems, resets.addresses) == ((), [])
     assert [(note.rule, note.subject) for note in found(report).notes] == [("reset-skipped", NAME)]
 
@@ -419,7 +418,7 @@ def test_labels_are_written_for_node_feature_discovery(
 
 def test_an_error_of_a_scan_is_reported(scanner: Scanner) -> None:
     scanner.settings = Settings(NodeSettings(prefix="kubernetes.io"))
-    report = scanner.answer(asking(GPUS[0]))
+    report = answer(scanner, asking(GPUS[0]))
     assert report.inventory is None
     assert "invalid domain" in report.error
     assert report.number == 7
@@ -446,7 +445,7 @@ def test_a_guest_without_its_device_has_not_crashed_while_its_process_runs(
     process = f"/proc/{kernel.vfio.guests[11].pid}"
     name = f"qemu-system-x86_64\0-name\0sandbox-{'a' * 64},debug-threads=on\0"
     kernel.sysfs.put(f"{process}/cmdline", name)
-    assert scanner.answer(Question(pods={GPUS[0]: "ml/train-0/c0"})).crashes == {}
+    assert answer(scanner, Question(pods={GPUS[0]: "ml/train-0/c0"})).crashes == {}
     kernel.guest_closes(11)
     kernel.sysfs.put(f"{process}/cmdline", name)
     assert scanner.scan().crashes == {}
@@ -508,7 +507,7 @@ def test_between_events_the_host_is_looked_at_and_an_event_is_followed(
         monkeypatch.setattr(Scanner, name, noted(name))
     monkeypatch.setattr(Scanner, "pause", lambda *_, **__: 0.0)
     monkeypatch.setattr(type(kernel), "is_machine", True)
-    monkeypatch.setattr("vfiomgr.node.scan_process.DeviceChanges", Changes)
+    monkeypatch.setattr("vfiomgr.node.scanner.DeviceChanges", Changes)
     serve(Host(kernel), source, sink)
     for descriptor in (source, answers, sink, waiting, event):
         os.close(descriptor)
@@ -552,7 +551,7 @@ def test_gpu_instances_are_published_and_read_again_after_changes(
     assert any(device.target.unit for device in pool.devices)
     assert ("nvidia-smi", "mig", "-lgi") in asked
     asked.clear()
-    monkeypatch.setattr("vfiomgr.node.facts._MODES_INTERVAL", 0)
+    monkeypatch.setattr("vfiomgr.node.observing._MODES_INTERVAL", 0)
     scanner.scan()
     assert ("nvidia-smi", "-q") in asked
 
@@ -633,7 +632,7 @@ def test_a_suspended_function_is_read_before_a_container_starts(
     scanner.scan()
     kernel.fall_off_bus(GPUS[0])
     assert reasons(scanner.scan())[GPUS[0]] == []
-    report = scanner.answer(asking(*GPUS[:2]))
+    report = answer(scanner, asking(*GPUS[:2]))
     (problem,) = report.problems
     assert (problem.device, "does not answer" in problem.message) == (GPUS[0], True)
     assert reasons(report)[GPUS[0]] == ["silent-device"]
@@ -649,7 +648,7 @@ def test_a_suspended_function_is_read_before_a_claim_is_prepared(
     scanner.scan()
     kernel.fall_off_bus(GPUS[0])
     monkeypatch.setattr(scanner._observer._kept, "read", None)
-    report = scanner.answer(asking(*GPUS[:2], resource=""))
+    report = answer(scanner, asking(*GPUS[:2], resource=""))
     assert [problem.device for problem in report.problems] == [GPUS[0]]
     assert (report.number, reasons(report)[GPUS[0]]) == (7, ["silent-device"])
 
@@ -808,9 +807,9 @@ def test_what_the_agent_learns_during_a_scan_leads_to_one_more(
 
 def test_an_error_is_reported_again_until_it_is_gone(scanner: Scanner) -> None:
     settled(scanner)
-    scanner.answer(Question(settings=Settings(NodeSettings(prefix="kubernetes.io"))))
+    answer(scanner, Question(settings=Settings(NodeSettings(prefix="kubernetes.io"))))
     assert "invalid domain" in scanner.look().error
-    assert found(scanner.answer(Question(settings=Settings())))
+    assert found(answer(scanner, Question(settings=Settings())))
     assert scanner.look().is_unchanged
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.node.stories import tell
 from vfiomgr.node.messages import Settings
-from vfiomgr.node.scanning import Scanning
+from vfiomgr.node.processes import Scanning
 
 if TYPE_CHECKING:
     from vfiomgr.node.messages import Report
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
         ("import os, time; os.close(1); time.sleep(60)", True, -9),
     ],
 )
-def test_only_a_process_that_hangs_is_killed(
+async def test_only_a_process_that_hangs_is_killed(
     program: str, *, is_killed: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []
@@ -36,16 +35,13 @@ def test_only_a_process_that_hangs_is_killed(
     async def receive(_report: Report) -> None:
         raise AssertionError
 
-    async def story() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
-        scanning = Scanning("/", Settings(), receive, told.put_nowait)
-        monkeypatch.setattr(scanning, "_command", (sys.executable, "-c", program))
-        task = asyncio.create_task(scanning.run())
-        text = await told.get()
-        task.cancel()
-        await asyncio.wait({task})
-        assert text == f"cannot scan the host: the scanning process ended with {status}"
-        assert bool(killed) is is_killed
-
     monkeypatch.setattr(asyncio.subprocess.Process, "kill", record)
-    tell(story())
+    told: asyncio.Queue[str] = asyncio.Queue()
+    scanning = Scanning("/", Settings(), receive, told.put_nowait)
+    monkeypatch.setattr(scanning, "_command", (sys.executable, "-c", program))
+    task = asyncio.create_task(scanning.run())
+    text = await told.get()
+    task.cancel()
+    await asyncio.wait({task})
+    assert text == f"cannot scan the host: the scanning process ended with {status}"
+    assert bool(killed) is is_killed

@@ -17,22 +17,25 @@ from vfiomgr.cli.output import note, print_text
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone, forbid_together
+from vfiomgr.kata.kubernetes import parse_selector
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.kata.pod_commands import print_objects
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.node.commands.run import NamingOptions, arguments_of, node_settings
 from vfiomgr.node.manifests import (
+    AGENT,
     DISTRIBUTIONS,
     IMAGE,
     NAMESPACE,
+    RENDERERS,
+    ManifestRequest,
     NodeLayout,
     found_kubelet_root,
-    manifest_request,
     named_kubelet_root,
+    render_agent,
 )
 from vfiomgr.node.manifests import manifests as manifests_of
-from vfiomgr.node.systemd import AGENT, RENDERERS, render_agent
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.named import own_program
 from vfiomgr.snapshot.session import Session, pass_session
@@ -153,11 +156,11 @@ def manifests(
             print_text(RENDERERS[unit](_program(), arguments))
         return
     layout = _layout(file, name)
-    wanted = manifest_request(
-        image=image,
+    wanted = ManifestRequest(
+        image=IMAGE if image is None else image,
         namespace=namespace,
         kubelet_root=named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session),
-        selectors=selectors,
+        node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
         selinux=selinux,
         layout=layout,
         events=events,

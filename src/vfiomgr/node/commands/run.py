@@ -285,7 +285,6 @@ def _events(directory: str) -> EventSettings:
 
     """
     server, node = _cluster(directory, "--events")
-    _optional("vfiomgr.node.events")
     return EventSettings(directory, server, node)
 
 
@@ -329,7 +328,7 @@ def scan(session: Session) -> None:
     host = _host_of(session)
     collect_as_usual()
     try:
-        import_module("vfiomgr.node.scan_process").serve(
+        import_module("vfiomgr.node.scanner").serve(
             host, sys.stdin.fileno(), sys.stdout.fileno(), render
         )
     except (KeyboardInterrupt, BrokenPipeError):

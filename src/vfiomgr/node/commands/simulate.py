@@ -12,7 +12,7 @@ from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.node.commands.run import NamingOptions, node_settings, optional
-from vfiomgr.node.simulation.report import document_of, lines_about, node_rows, pod_rows
+from vfiomgr.node.simulation.model import document_of, lines_about, node_rows, pod_rows
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:

@@ -1,52 +1,138 @@
-"""ResourceClaims of the Kubernetes API, as far as this driver is concerned."""
+"""ResourceClaims of the Kubernetes API, and the driver's parameters in them."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec.structs import replace
 
+from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.node.api_server import name_of
 from vfiomgr.node.dra.model import DRIVER, AllocatedDevice, Claim, Parameters
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    ReadParameters = Callable[[object, str], Parameters]
-    """Reads opaque parameters; the text says where they are, for error messages."""
-
+API_VERSION = "vfiomgr.io/v1alpha1"
+KIND = "VfioDeviceConfig"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 """The annotation of claims that were made from a template."""
-_PRECEDENCE = {"FromClass": 0, "FromClaim": 1}
+_NUMA = "numaPolicy"
+_DEVICES = "status.allocation.devices"
+_SOURCES = ("FromClass", "FromClaim")
+"""Of parameters, in order of precedence, the least first."""
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def read_claim(
-    document: Mapping[str, Any], pools: Container[str], read_parameters: ReadParameters
-) -> Claim:
-    """Read a ResourceClaim; `pools` are those of this node.
+class _Object(Value, forbid_unknown_fields=False):
+    """A part of an object of the API, with the fields that the driver reads."""
+
+
+class _Metadata(_Object):
+    namespace: _Text
+    name: _Text
+    uid: _Text
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Result(_Object):
+    driver: _Text
+    request: _Text
+    pool: _Text
+    device: _Text
+    adminAccess: bool | None = None  # noqa: N815 - the field of Kubernetes
+
+
+class _Opaque(_Object):
+    driver: _Text
+    parameters: Any = None
+
+
+class _Config(_Object):
+    source: Literal["FromClass", "FromClaim"]
+    requests: tuple[str, ...] = ()
+    opaque: _Opaque | None = None
+
+
+class _Devices(_Object):
+    results: tuple[_Result, ...] = ()
+    config: tuple[_Config, ...] = ()
+
+
+class _Allocation(_Object):
+    devices: _Devices = _Devices()
+
+
+class _Status(_Object):
+    allocation: _Allocation | None = None
+
+
+class _ResourceClaim(_Object):
+    metadata: _Metadata
+    status: _Status = _Status()
+
+
+def read_claim(document: Mapping[str, Any], node: str) -> Claim:
+    """Read a ResourceClaim; its devices are in pools of this node.
 
     Raises:
         Refusal: it is not allocated, or to devices that this node cannot prepare.
         UsageError: a field has the wrong type, or its parameters are invalid.
 
     """
-    reader = _Reader(document)
-    status = reader.mapping(document, "status")
-    if not status.get("allocation"):
-        reader.refuse("status.allocation", "it is missing", "wait until the claim is allocated")
-    allocation = reader.mapping(status, "allocation", "status")
-    devices = reader.mapping(allocation, "devices", "status.allocation")
-    metadata = reader.mapping(document, "metadata")
-    annotations = reader.mapping(metadata, "annotations", "metadata")
+    try:
+        found = from_jsonable(_ResourceClaim, document)
+    except Misfit as misfit:
+        message = f"cannot read claim {name_of(document)}: {misfit}"
+        hint = "check the claim with: kubectl get resourceclaims -o yaml"
+        raise UsageError(message, hint) from None
+    metadata = found.metadata
+    named = f"claim {metadata.namespace}/{metadata.name}"
+    if found.status.allocation is None:
+        message = f"cannot prepare {named}: status.allocation: it is missing"
+        raise Refusal(message, "wait until the claim is allocated")
+    devices = found.status.allocation.devices
     return Claim(
-        namespace=reader.namespace,
-        name=reader.name,
-        uid=reader.text(metadata, "uid", "metadata"),
-        pod_claim_name=reader.text(annotations, POD_CLAIM_NAME, "metadata.annotations", ""),
-        devices=tuple(reader.allocated(devices, pools)),
-        parameters=tuple(reader.parameters(devices, read_parameters)),
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        pod_claim_name=metadata.annotations.get(POD_CLAIM_NAME, ""),
+        devices=tuple(_allocated(devices.results, node, named)),
+        parameters=tuple(_parameters(devices.config, named)),
     )
+
+
+def is_of_node(pool: str, node: str) -> bool:
+    """Whether a pool is one of a node."""
+    return pool == node or pool.startswith(f"{node}/")
+
+
+def _allocated(results: Iterable[_Result], node: str, named: str) -> Iterator[AllocatedDevice]:
+    """The devices of this driver."""
+    for number, result in enumerate(results):
+        if result.driver != DRIVER:
+            continue
+        place = f"cannot prepare {named}: {_DEVICES}.results[{number}]"
+        if not is_of_node(result.pool, node):
+            message = f"{place}.pool: this node does not have the pool {result.pool}"
+            raise Refusal(message, "delete the pod, so that its claim is allocated again")
+        if result.adminAccess:
+            message = f"{place}.adminAccess: a VFIO device cannot be shared with an administrator"
+            raise Refusal(message, "request the device without adminAccess")
+        yield AllocatedDevice(result.request, result.pool, result.device)
+
+
+def _parameters(config: Iterable[_Config], named: str) -> Iterator[Parameters]:
+    """The parameters for this driver, those of the DeviceClass first."""
+    ordered = sorted(enumerate(config), key=lambda item: _SOURCES.index(item[1].source))
+    for number, entry in ordered:
+        if entry.opaque is not None and entry.opaque.driver == DRIVER:
+            place = f"{named}: {_DEVICES}.config[{number}].opaque.parameters"
+            yield replace(read_parameters(entry.opaque.parameters, place), requests=entry.requests)
 
 
 def parameters_of(claim: Claim, request: str) -> Parameters:
@@ -56,126 +142,47 @@ def parameters_of(claim: Claim, request: str) -> Parameters:
     return fitting[-1] if fitting else Parameters()
 
 
-class _Reader:
-    """Reads fields of one claim; errors name the claim and the field."""
+class DeviceConfig(Value):
+    """The parameters of a `VfioDeviceConfig`."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self.namespace = self.name = "?"
-        metadata = self.mapping(document, "metadata")
-        self.namespace = self.text(metadata, "namespace", "metadata")
-        self.name = self.text(metadata, "name", "metadata")
-
-    def allocated(
-        self, devices: Mapping[str, Any], pools: Container[str]
-    ) -> Iterator[AllocatedDevice]:
-        """The devices of this driver."""
-        for result, where in self._items(devices, "results"):
-            if self.text(result, "driver", where) != DRIVER:
-                continue
-            found = AllocatedDevice(
-                request=self.text(result, "request", where),
-                pool=self.text(result, "pool", where),
-                device=self.text(result, "device", where),
-            )
-            if found.pool not in pools:
-                self.refuse(
-                    f"{where}.pool",
-                    f"this node does not have the pool {found.pool}",
-                    "delete the pod, so that its claim is allocated again",
-                )
-            if result.get("adminAccess"):
-                self.refuse(
-                    f"{where}.adminAccess",
-                    "a VFIO device cannot be shared with an administrator",
-                    "request the device without adminAccess",
-                )
-            yield found
-
-    def parameters(
-        self, devices: Mapping[str, Any], read_parameters: ReadParameters
-    ) -> Iterator[Parameters]:
-        """The parameters for this driver, those of the DeviceClass first."""
-        found = []
-        for entry, where in self._items(devices, "config"):
-            opaque = self.mapping(entry, "opaque", where)
-            if opaque.get("driver") != DRIVER:
-                continue
-            source = self.text(entry, "source", where)
-            if source not in _PRECEDENCE:
-                self.fail(f"{where}.source", f"expected FromClass or FromClaim, not {source!r}")
-            place = f"{self.claim}: {where}.opaque.parameters"
-            read = read_parameters(opaque.get("parameters"), place)
-            requests = self._texts(entry, "requests", where)
-            found.append((_PRECEDENCE[source], replace(read, requests=requests)))
-        return (read for _, read in sorted(found, key=lambda each: each[0]))
-
-    @property
-    def claim(self) -> str:
-        """The claim in messages."""
-        return f"claim {self.namespace}/{self.name}"
-
-    def mapping(self, parent: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any]:
-        """The object of a key; empty if it is missing."""
-        value = parent.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self.fail(_join(where, key), f"expected an object, not {value!r:.40}")
-        return value
-
-    def text(
-        self, parent: Mapping[str, Any], key: str, where: str, default: str | None = None
-    ) -> str:
-        """The string of a key, which must not be empty."""
-        value = parent.get(key, default)
-        if not isinstance(value, str) or (default is None and not value):
-            self.fail(_join(where, key), f"expected a string, not {value!r:.40}")
-        return value
-
-    def _items(
-        self, devices: Mapping[str, Any], key: str
-    ) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """The objects of a list below status.allocation.devices, each with its place."""
-        where = f"status.allocation.devices.{key}"
-        for number, item in enumerate(self._list(devices, key, where)):
-            if not isinstance(item, Mapping):
-                self.fail(f"{where}[{number}]", f"expected an object, not {item!r:.40}")
-            yield item, f"{where}[{number}]"
-
-    def _texts(self, parent: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-        values = self._list(parent, key, _join(where, key))
-        if not all(isinstance(value, str) for value in values):
-            self.fail(_join(where, key), "expected a list of strings")
-        return tuple(values)
-
-    def _list(self, parent: Mapping[str, Any], key: str, where: str) -> Sequence[Any]:
-        value = parent.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            self.fail(where, f"expected a list, not {value!r:.40}")
-        return value
-
-    def refuse(self, where: str, why: str, hint: str) -> NoReturn:
-        """Refuse the claim.
-
-        Raises:
-            Refusal: always.
-
-        """
-        message = f"cannot prepare {self.claim}: {where}: {why}"
-        raise Refusal(message, hint)
-
-    def fail(self, where: str, why: str) -> NoReturn:
-        """Reject the document.
-
-        Raises:
-            UsageError: always.
-
-        """
-        message = f"cannot read {self.claim}: {where}: {why}"
-        raise UsageError(message, "check the claim with: kubectl get resourceclaims -o yaml")
+    apiVersion: Literal["vfiomgr.io/v1alpha1"]  # noqa: N815 - the field of Kubernetes
+    kind: Literal["VfioDeviceConfig"]
+    reset: bool = False
+    """Whether the devices are reset after the last pod of the claim has ended."""
+    form: Literal["group", "cdev"] | None = None
+    """The device nodes of a container: of the IOMMU group, or of IOMMUFD."""
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
+def read_parameters(document: object, where: str) -> Parameters:
+    """Read the parameters; `where` is their place for messages, e.g. `claim default/gpu`.
+
+    Raises:
+        UsageError: the document is not a valid `VfioDeviceConfig`.
+
+    """
+    try:
+        read = from_jsonable(DeviceConfig, document)
+    except Misfit as misfit:
+        key = str(misfit.keys[-1]) if misfit.keys else ""
+        message = f"cannot read the parameters of {where}: {misfit}"
+        raise UsageError(message, _remedy(key, document)) from None
+    return Parameters(reset=read.reset, form=read.form or "")
+
+
+def _remedy(key: str, document: object) -> str:
+    if not isinstance(document, dict) or key in ("apiVersion", "kind"):
+        return f"set apiVersion: {API_VERSION} and kind: {KIND}"
+    if key == _NUMA:
+        return "write a constraint of the claim: matchAttribute: resource.kubernetes.io/numaNode"
+    settings = tuple(f.name for f in msgspec.structs.fields(DeviceConfig) if not f.required)
+    close = get_close_matches(key, settings, 1)
+    if key in settings:
+        return "reset is true or false; form is group or cdev"
+    return f"did you mean {close[0]}?" if close else f"use {' and '.join(settings)} only"
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    ReadParameters = Callable[[object, str], Parameters]
+    """Reads opaque parameters; the text says where they are, for error messages."""

@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
-from vfiomgr.node.dra.api import CLAIMS, Api
-from vfiomgr.node.dra.claims import read_claim
-from vfiomgr.node.dra.creating import Creating
-from vfiomgr.node.dra.metadata import DIRECTORY
+from vfiomgr.node.api_server import CLAIMS, Api
+from vfiomgr.node.dra.claims import is_of_node, read_claim
 from vfiomgr.node.dra.model import DRIVER
-from vfiomgr.node.dra.parameters import read_parameters
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.dra.publisher import Publisher
-from vfiomgr.node.dra.slices import slices
-from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.dra.records import METADATA
+from vfiomgr.node.health import is_unusable
 from vfiomgr.node.messages import ClaimFacts
+from vfiomgr.node.processes import Creating
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -39,10 +37,10 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
+    from vfiomgr.node.kubelet import PodLedger
     from vfiomgr.node.messages import DraSettings, Report
     from vfiomgr.node.metrics import AgentMetrics
     from vfiomgr.node.model import Inventory, NodeUnit
-    from vfiomgr.node.pods import PodLedger
 
 _TICK = 0.5
 """Seconds between looks at the sockets."""
@@ -86,6 +84,8 @@ class Driver:
         self._knows_pods = False
         """Whether they were made with the pods of the device plugin."""
         self._creating = Creating(tree.root)
+        # The kubelet's directory of the driver, which another root has at its usual place.
+        own = HostPath(settings.kubelet_directory) / "plugins" / DRIVER
         self._preparing = Preparing(
             tree,
             self._device,
@@ -93,7 +93,7 @@ class Driver:
             self._creating,
             quarantine=withhold,
             note=lambda unit, text: tell(f"{unit}: {text}"),
-            metadata=_metadata(tree, settings.kubelet_directory),
+            metadata=own if tree.is_machine else METADATA,
             require_answer=require_answer,
         )
         self._working = 0
@@ -106,7 +106,7 @@ class Driver:
         self._asked: dict[str, Claim] = {}
         """The claims that the kubelet asked to prepare and has not released, by UID."""
         ledger.report_claims = self._changed.set
-        self._publisher = Publisher(self._api, settings.node, tell, slices)
+        self._publisher = Publisher(self._api, settings.node, tell)
         self._answers = Answers(self._prepare, self._unprepare)
         self._plugin = DraPlugin(settings.kubelet_directory, self._answers, tell, settings.instance)
 
@@ -197,7 +197,7 @@ class Driver:
         """
         known = {unit.id for unit in before.units}
         new = [u for u in found.units if u.id not in known and u.kind in {"mdev", "vendor"}]
-        hidden = {unit.id for unit in new if self._working or _is_unusable(unit)}
+        hidden = {unit.id for unit in new if self._working or is_unusable(unit)}
         return found.without(hidden)
 
     def _device(self, pool: str, name: str) -> DraDevice | None:
@@ -205,9 +205,7 @@ class Driver:
         return None if found is None else found.device(name)
 
     def _health(self) -> Iterator[DeviceHealth]:
-        """The health of all devices that exist."""
-        created = self._preparing.created
-        for unit, (pool, device) in created.items():
+        for unit, (pool, device) in self._preparing.created.items():
             if unit in self._units:
                 yield _health(pool, device, self._units[unit])
         for each in (self._pools or {}).values():
@@ -245,7 +243,7 @@ class Driver:
     def _allocated(self) -> dict[tuple[str, str], str]:
         """The claim that has each device of this node, by pool and name."""
         asked = {
-            (device.pool, device.device): _name(claim.namespace, claim.name)
+            (device.pool, device.device): str(claim)
             for claim in self._asked.values()
             for device in claim.devices
         }
@@ -253,38 +251,27 @@ class Driver:
             device: name
             for name, use in self._ledger.claims.items()
             for device in use.devices
-            if device[0] in self
+            if is_of_node(device[0], self._node)
         }
         return {**listed, **asked, **self._preparing.allocated}
 
-    def __contains__(self, pool: object) -> bool:
-        """Whether a pool is one of this node."""
-        return isinstance(pool, str) and (pool == self._node or pool.startswith(f"{self._node}/"))
-
     async def _prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        """Prepare a claim that the kubelet names; it is read from the API server."""
+        prepare = f"prepare claim {namespace}/{name}"
         with self._metrics.claim("prepare"):
-            return await self._prepared(namespace, name, uid)
-
-    async def _prepared(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        """Prepare a claim that the kubelet names; it is read from the API server.
-
-        Raises:
-            VfiomgrError: it cannot be read or prepared; the kubelet tries again.
-
-        """
-        self._require_scan(f"prepare claim {namespace}/{name}")
-        document = await self._api.get(CLAIMS, name, namespace)
-        if document["metadata"].get("uid") != uid:
+            self._require_scan(prepare)
+            document = await self._api.get(CLAIMS, name, namespace)
             found = document["metadata"].get("uid")
-            message = f"cannot prepare claim {namespace}/{name}: its UID is {found}, expected {uid}"
-            raise Refusal(message, "delete the pod, so that it gets the new claim")
-        claim = self._asked[uid] = read_claim(document, self, read_parameters)
-        self._ledger.expect(_name(namespace, name))
-        self._changed.set()
-        await self._await_devices(claim)
-        await self._await_pods(claim)
-        async with self._work():
-            return await self._preparing.prepare(claim)
+            if found != uid:
+                message = f"cannot {prepare}: its UID is {found}, expected {uid}"
+                raise Refusal(message, "delete the pod, so that it gets the new claim")
+            claim = self._asked[uid] = read_claim(document, self._node)
+            self._ledger.expect(str(claim))
+            self._changed.set()
+            await self._await_devices(claim)
+            await self._await_pods(claim)
+            async with self._work():
+                return await self._preparing.prepare(claim)
 
     async def _await_devices(self, claim: Claim) -> None:
         """Wait for devices that the scheduler found in slices that have changed since.
@@ -301,18 +288,13 @@ class Driver:
                 return  # what is missing is refused
 
     async def _unprepare(self, namespace: str, name: str, uid: str) -> None:
-        """Undo the preparation of a claim, which may no longer exist.
-
-        Raises:
-            VfiomgrError: a part cannot be undone; the kubelet tries again.
-
-        """
+        """Undo the preparation of a claim, which may no longer exist."""
         with self._metrics.claim("unprepare"):
             self._require_scan(f"release claim {namespace}/{name}")
             async with self._work():
                 await self._preparing.unprepare(uid)
                 self._asked.pop(uid, None)
-                self._ledger.release(_name(namespace, name))
+                self._ledger.release(f"{namespace}/{name}")
 
     @asynccontextmanager
     async def _work(self) -> AsyncIterator[None]:
@@ -324,23 +306,13 @@ class Driver:
             await self._renew(is_changed=True)
 
     def _require_scan(self, what: str) -> None:
-        """Check that the devices, and the pods that have some, are known.
-
-        Raises:
-            Refusal: the agent has just started.
-
-        """
+        """Raise Refusal unless the devices, and the pods that have some, are known."""
         if self._pools is None or not self._knows_pods:
             message = f"cannot {what}: the devices of the host and its pods are not known yet"
             raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
 
     async def _await_pods(self, claim: Claim) -> None:
-        """Wait until no pod has a device of a claim from the device plugin.
-
-        Raises:
-            Refusal: a pod that does not end has one.
-
-        """
+        """Wait until no pod has a device of a claim from the device plugin, or raise Refusal."""
         end = time.monotonic() + _HANDOVER
         while self._taken(claim):
             await self._ledger.ask()
@@ -350,7 +322,7 @@ class Driver:
             if time.monotonic() >= end:
                 unit, pod = taken
                 message = (
-                    f"cannot prepare claim {claim.namespace}/{claim.name}: "
+                    f"cannot prepare claim {claim}: "
                     f"{unit} is assigned to pod {pod} by the device plugin"
                 )
                 raise Refusal(message, "delete one of the two pods")
@@ -364,19 +336,6 @@ class Driver:
             if unit and (pod := self._ledger.pod_of(unit)):
                 return unit, pod
         return None
-
-
-def _metadata(tree: HostTree, kubelet_directory: str) -> HostPath:
-    """The kubelet's directory of the driver, which another root has at its usual place."""
-    return HostPath(kubelet_directory) / "plugins" / DRIVER if tree.is_machine else DIRECTORY
-
-
-def _name(namespace: str, name: str) -> str:
-    return f"{namespace}/{name}"
-
-
-def _is_unusable(unit: NodeUnit) -> bool:
-    return any(reason.rule in UNUSABLE for reason in unit.reasons)
 
 
 def _health(pool: str, device: str, unit: NodeUnit) -> DeviceHealth:

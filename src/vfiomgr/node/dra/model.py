@@ -124,6 +124,10 @@ class Claim(Value):
     parameters: tuple[Parameters, ...] = ()
     """In order of precedence, the least first: those of the DeviceClass, then of the claim."""
 
+    def __str__(self) -> str:
+        """NAMESPACE/NAME."""
+        return f"{self.namespace}/{self.name}"
+
 
 class PreparedDevice(Value):
     """A device that a pod can use."""
@@ -155,7 +159,9 @@ class PreparedClaim(Value):
     boot: str
     """The kernel's boot_id: after a reboot, groups have other numbers and vGPUs are gone."""
     devices: tuple[PreparedDevice, ...]
-    reset: bool = False
-    """Whether one of its devices is reset when it is unprepared."""
     is_ready: bool = True
     """Whether pods can use it; False while it is prepared, and if that was interrupted."""
+
+    def __str__(self) -> str:
+        """NAMESPACE/NAME."""
+        return f"{self.namespace}/{self.name}"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from vfiomgr.errors import Refusal, UsageError, VfiomgrError
+from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.kubelet import (
     CLAIM_METHODS,
@@ -29,8 +29,8 @@ from vfiomgr.node.kubelet import (
     PLUGINS,
 )
 from vfiomgr.node.rpc import Server, service
-from vfiomgr.node.serving import PREFIX, Latest, require_short, text_of
-from vfiomgr.node.sockets import is_served, stamp_of
+from vfiomgr.node.serving import Latest, require_short, text_of
+from vfiomgr.node.sockets import HIDDEN, refuse_served, remove_stale, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -159,30 +159,6 @@ def _written(prepared: PreparedDevice) -> Message:
     )
 
 
-class Registration:
-    """Answers the kubelet's questions about the plugin."""
-
-    def __init__(self, endpoint: str, tell: Callable[[str], None]) -> None:
-        self._endpoint = endpoint
-        self._tell = tell
-        self.is_registered = False
-
-    async def get_info(self, _request: object) -> Message:
-        """The name of the driver, its socket, and its services; the kubelet waits for 1 s."""
-        return PLUGINS.PluginInfo(
-            type=_TYPE, name=DRIVER, endpoint=self._endpoint, supported_versions=VERSIONS
-        )
-
-    async def notify_registration_status(self, request: Message) -> Message:
-        """Note whether the kubelet accepts the plugin; it asks again if it does not."""
-        self.is_registered = request.plugin_registered
-        if self.is_registered:
-            self._tell(f"{DRIVER}: registered with the kubelet")
-        else:
-            self._tell(f"{DRIVER}: the kubelet did not register the DRA driver: {request.error}")
-        return PLUGINS.RegistrationStatusResponse()
-
-
 class DraPlugin:
     """The answers and the registration on their sockets; `tend` keeps them there.
 
@@ -203,17 +179,28 @@ class DraPlugin:
         self._endpoint = Socket(os.path.join(self._directory, f"dra{part}.sock"), tell)
         self._registrar = Socket(os.path.join(self._registry, f"{DRIVER}{part}-reg.sock"), tell)
         self._answers = answers
-        self._registration = Registration(self._endpoint.path, tell)
+        self.is_registered = False
+        """Whether the kubelet accepted the plugin."""
         self._tell = tell
         self._problem = ""
         """Why the plugin cannot be served again, which is reported once."""
         self._busy = asyncio.Lock()
         self._is_closed = False
 
-    @property
-    def is_registered(self) -> bool:
-        """Whether the kubelet accepted the plugin."""
-        return self._registration.is_registered
+    async def get_info(self, _request: object) -> Message:
+        """The name of the driver, its socket, and its services; the kubelet waits for 1 s."""
+        return PLUGINS.PluginInfo(
+            type=_TYPE, name=DRIVER, endpoint=self._endpoint.path, supported_versions=VERSIONS
+        )
+
+    async def notify_registration_status(self, request: Message) -> Message:
+        """Note whether the kubelet accepts the plugin; it asks again if it does not."""
+        self.is_registered = request.plugin_registered
+        if self.is_registered:
+            self._tell(f"{DRIVER}: registered with the kubelet")
+        else:
+            self._tell(f"{DRIVER}: the kubelet did not register the DRA driver: {request.error}")
+        return PLUGINS.RegistrationStatusResponse()
 
     async def start(self) -> None:
         """Serve the calls, then the registration: the kubelet connects at once.
@@ -228,8 +215,8 @@ class DraPlugin:
         except OSError as error:
             message = f"cannot create {self._directory}: {error.strerror}"
             raise UsageError(message, "pass --kubelet-root, or make it writable") from None
-        remove_stale(self._directory, "dra")
-        remove_stale(self._registry, DRIVER)
+        remove_stale(self._directory, "dra", "--kubelet-root")
+        remove_stale(self._registry, DRIVER, "--kubelet-root")
         await self._serve()
 
     async def tend(self) -> None:
@@ -245,16 +232,14 @@ class DraPlugin:
                 self._problem = error.message
 
     async def _serve(self) -> None:
-        self._registration.is_registered = False
+        self.is_registered = False
         await self._registrar.stop()
         await self._endpoint.stop()
         await self._endpoint.start(
             *(service(_PACKAGE + each, CLAIMS, CLAIM_METHODS, self._answers) for each in _SERVICES),
             *(service(each, HEALTH, HEALTH_METHODS, self._answers) for each in _HEALTH_SERVICES),
         )
-        await self._registrar.start(
-            service(_REGISTRATION, PLUGINS, PLUGIN_METHODS, self._registration)
-        )
+        await self._registrar.start(service(_REGISTRATION, PLUGINS, PLUGIN_METHODS, self))
         self._problem = ""
 
     async def close(self) -> None:
@@ -269,7 +254,6 @@ class DraPlugin:
             await self._endpoint.stop()
 
 
-_HIDDEN = f".{PREFIX}"
 _OWNER_ONLY = 0o600
 
 
@@ -300,12 +284,10 @@ class Socket:
             UsageError: the path cannot be used.
 
         """
-        hidden = os.path.join(os.path.dirname(self.path), f"{_HIDDEN}{secrets.token_hex(4)}")
+        hidden = os.path.join(os.path.dirname(self.path), f"{HIDDEN}{secrets.token_hex(4)}")
         for path in (self.path, hidden):
             require_short(path, "--kubelet-root")
-        if is_served(self.path):
-            message = f"another process serves {self.path}"
-            raise Refusal(message, "stop that process first; find it with fuser")
+        refuse_served(self.path)
         server = Server(*methods, tell=self._tell)
         try:
             await server.serve(hidden)
@@ -332,23 +314,3 @@ class Socket:
         if self.is_there:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
-
-
-def remove_stale(directory: str, prefix: str) -> None:
-    """Remove the sockets of processes that were killed: the kubelet connects to all it finds.
-
-    Raises:
-        UsageError: there is no such directory.
-
-    """
-    try:
-        names = os.listdir(directory)
-    except OSError as error:
-        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
-        raise UsageError(message, "start the kubelet first, or pass --kubelet-root") from None
-    for name in names:
-        path = os.path.join(directory, name)
-        is_ours = name.startswith(prefix) and name.endswith(".sock")
-        if (is_ours or name.startswith(_HIDDEN)) and not is_served(path):
-            with suppress(FileNotFoundError):
-                os.unlink(path)

@@ -13,26 +13,23 @@ from vfiomgr.containers.cdi.model import CLAIM_KIND
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import HostError, Refusal, VfiomgrError
 from vfiomgr.node.dra.claims import parameters_of
-from vfiomgr.node.dra.creating import StillRunning
-from vfiomgr.node.dra.metadata import (
-    DIRECTORY,
-    attributes_of,
-    metadata_devices,
-    metadata_name,
-    remove_metadata,
-    write_metadata,
-)
 from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
 from vfiomgr.node.dra.records import (
+    METADATA,
+    attributes_of,
     device_name,
     is_file_name,
+    metadata_name,
     read_records,
-    remove_claim,
-    remove_record,
+    record_of,
+    remove_metadata,
+    remove_specifications,
     write_claim,
-    write_record,
+    write_metadata,
 )
 from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.messages import write_record
+from vfiomgr.node.processes import StillRunning
 from vfiomgr.paths import BOOT_ID, MDEV_DEVICES, VFIO_CDEVS, HostPath, vfio_group_node
 from vfiomgr.pci.model import pci_device
 
@@ -40,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.dra.creating import Creator
     from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Parameters, Target
     from vfiomgr.node.model import NodeUnit
+    from vfiomgr.node.processes import Creating
 
     Report = Callable[[str, str], None]
     """Called with the ID of a unit, and a text."""
@@ -50,14 +47,6 @@ if TYPE_CHECKING:
 
 _OWN = "held-by-claim"
 """The reason why a device is not for others, once a claim has it."""
-
-
-def _ignore(_unit: str, _text: str) -> None:
-    """Report to nobody."""
-
-
-async def _trust(_units: tuple[str, ...]) -> None:
-    """Take devices to answer."""
 
 
 class Preparing:
@@ -75,12 +64,12 @@ class Preparing:
         tree: HostTree,
         device: Callable[[str, str], DraDevice | None],
         unit: Callable[[str], NodeUnit | None],
-        creating: Creator,
+        creating: Creating,
         *,
-        quarantine: Report = _ignore,
-        note: Report = _ignore,
-        metadata: HostPath = DIRECTORY,
-        require_answer: Callable[[tuple[str, ...]], Awaitable[None]] = _trust,
+        quarantine: Report,
+        note: Report,
+        require_answer: Callable[[tuple[str, ...]], Awaitable[None]],
+        metadata: HostPath = METADATA,
     ) -> None:
         self._tree = tree
         self._device = device
@@ -97,14 +86,18 @@ class Preparing:
     @property
     def created(self) -> dict[str, tuple[str, str]]:
         """The vGPUs that were created for claims, with the pool and device that each belongs to."""
-        made = (each for each in self._devices() if each.is_created and each.unit)
-        return {each.unit: (each.pool, each.device) for each in made}
+        return {
+            device.unit: (device.pool, device.device)
+            for claim in self._records.values()
+            for device in claim.devices
+            if device.is_created and device.unit
+        }
 
     @property
     def held(self) -> dict[str, str]:
         """The claim that has each unit, NAMESPACE/NAME."""
         return {
-            device.unit: f"{claim.namespace}/{claim.name}"
+            device.unit: str(claim)
             for claim in self._records.values()
             for device in claim.devices
             if device.unit
@@ -114,7 +107,7 @@ class Preparing:
     def allocated(self) -> dict[tuple[str, str], str]:
         """The claim that has each device, by pool and name."""
         return {
-            (device.pool, device.device): f"{claim.namespace}/{claim.name}"
+            (device.pool, device.device): str(claim)
             for claim in self._records.values()
             for device in claim.devices
         }
@@ -132,20 +125,19 @@ class Preparing:
             message = f"the UID of a claim is not valid: {claim.uid!r}"
             raise HostError(message, "see the log of the kubelet")
         async with self._lock(claim.uid):
-            before = self._ready(claim)
-            if before is None:
-                await self._forget_others(claim)
+            before = await self._ready(claim)
             reserved = self._reserved(claim)
             self._records[claim.uid] = before or reserved
             try:
-                with _files_of(claim):
+                with _files_of(str(claim)):
                     made = await self._made(claim, reserved, is_new=before is None)
                     self._write(claim, made)
             except StillRunning:
                 raise  # the next attempt waits for it
             except VfiomgrError:
                 if before is None:
-                    await self._undo(claim.uid)
+                    with suppress(VfiomgrError):  # what cannot be undone waits for unprepare
+                        await self._release(claim.uid)
                 raise
             return made
 
@@ -171,23 +163,19 @@ class Preparing:
         """The lock of a claim, which exists while somebody has it or waits for it."""
         return self._locks.setdefault(uid, asyncio.Lock())
 
-    def _devices(self) -> Iterator[PreparedDevice]:
-        return (device for claim in self._records.values() for device in claim.devices)
-
     # ---- prepare
 
-    def _ready(self, claim: Claim) -> PreparedClaim | None:
-        """The record of a claim that was prepared in this boot, with the same devices."""
-        record = self._records.get(claim.uid)
-        if record is None or not record.is_ready or record.boot != self._boot:
-            return None
-        return record if _keys(record.devices) == _keys(claim.devices) else None
+    async def _ready(self, claim: Claim) -> PreparedClaim | None:
+        """The record of a claim that was prepared in this boot.
 
-    async def _forget_others(self, claim: Claim) -> None:
-        """Undo what was prepared for other devices of a claim, before it was allocated again."""
+        What was prepared for other devices, before it was allocated again, is undone.
+        """
         record = self._records.get(claim.uid)
         if record is not None and _keys(record.devices) != _keys(claim.devices):
             await self._release(claim.uid)
+            return None
+        is_ready = record is not None and record.is_ready and record.boot == self._boot
+        return record if is_ready else None
 
     def _reserved(self, claim: Claim) -> PreparedClaim:
         """The record of a claim before its devices are prepared, so that no other gets them.
@@ -196,11 +184,13 @@ class Preparing:
             Refusal: another claim has a device, or it is not published.
 
         """
-        known = {(each.pool, each.device): each for each in self._known(claim.uid)}
+        record = self._records.get(claim.uid)
+        known = {} if record is None else {(d.pool, d.device): d.target for d in record.devices}
         devices = []
         for allocated in claim.devices:
-            earlier = known.get((allocated.pool, allocated.device))
-            target = self._target(claim, allocated, earlier)
+            target = known.get((allocated.pool, allocated.device))
+            if target is None:
+                target = self._published(claim, allocated)
             self._require_free(claim, allocated, target)
             devices.append(
                 PreparedDevice(
@@ -221,23 +211,14 @@ class Preparing:
             uid=claim.uid,
             boot=self._boot,
             devices=tuple(devices),
-            reset=any(device.reset for device in devices),
             is_ready=False,
         )
 
-    def _known(self, uid: str) -> tuple[PreparedDevice, ...]:
-        record = self._records.get(uid)
-        return () if record is None else record.devices
-
-    def _target(
-        self, claim: Claim, allocated: AllocatedDevice, earlier: PreparedDevice | None
-    ) -> Target:
-        if earlier is not None:
-            return earlier.target
+    def _published(self, claim: Claim, allocated: AllocatedDevice) -> Target:
         published = self._device(allocated.pool, allocated.device)
         if published is None:
             message = (
-                f"cannot prepare {_said(claim)}: this node does not publish device "
+                f"cannot prepare claim {claim}: this node does not publish device "
                 f"{allocated.device} in pool {allocated.pool}"
             )
             raise Refusal(message, "delete the pod, so that its claim is allocated again")
@@ -251,8 +232,8 @@ class Preparing:
                 is_same = (device.pool, device.device) == (allocated.pool, allocated.device)
                 if is_same or (target.unit and device.unit == target.unit):
                     message = (
-                        f"cannot prepare {_said(claim)}: device {allocated.device} belongs to "
-                        f"claim {other.namespace}/{other.name}"
+                        f"cannot prepare claim {claim}: device {allocated.device} belongs to "
+                        f"claim {other}"
                     )
                     hint = f"delete its pods, or: kubectl -n {other.namespace} describe "
                     raise Refusal(message, f"{hint}resourceclaim {other.name}")
@@ -261,7 +242,7 @@ class Preparing:
         """The record with all devices prepared; the vGPUs of a new one are recorded one by one."""
         made = reserved
         if is_new:
-            write_record(self._tree, made)
+            write_record(self._tree, record_of(made.uid), made)
             await self._require_answer(tuple(d.target.unit for d in made.devices if d.target.unit))
         for number, device in enumerate(reserved.devices):
             found = await self._prepared(claim, device, is_new=is_new)
@@ -270,7 +251,7 @@ class Preparing:
             if is_new:
                 self._records[claim.uid] = made
                 if found.is_created:
-                    write_record(self._tree, made)
+                    write_record(self._tree, record_of(made.uid), made)
         return replace(made, is_ready=True)
 
     async def _prepared(
@@ -281,7 +262,12 @@ class Preparing:
             owner = _owner(claim.uid, device)
             unit = await self._creating.create(target.parent, target.type, owner)
         else:
-            unit = self._found(claim, target.unit)
+            found = self._unit(target.unit)
+            if found is None:
+                message = f"cannot prepare claim {claim}: {target.unit} is not on this node"
+                hint = "add it again, or delete the pod; see: vfiomgr node status"
+                raise Refusal(message, hint)
+            unit = found
         against = (reason for reason in unit.reasons if reason.rule != _OWN)
         refuse_if_any(r for r in against if is_new or r.rule in UNUSABLE)
         names = (
@@ -290,13 +276,6 @@ class Preparing:
         )
         nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
         return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names, access=unit.access)
-
-    def _found(self, claim: Claim, name: str) -> NodeUnit:
-        unit = self._unit(name)
-        if unit is None:
-            message = f"cannot prepare {_said(claim)}: {name} is not on this node"
-            raise Refusal(message, "add it again, or delete the pod; see: vfiomgr node status")
-        return unit
 
     def _nodes(self, unit: NodeUnit, parameters: Parameters) -> Iterator[str]:
         """The nodes of a unit in one form: with both, a guest could get the device twice."""
@@ -324,21 +303,15 @@ class Preparing:
 
     def _write(self, claim: Claim, made: PreparedClaim) -> None:
         """Write the files of a claim, the record last: a claim with one can be used."""
-        published = (self._device(each.pool, each.device) for each in made.devices)
-        attributes = [found.attributes if found is not None else {} for found in published]
-        described = [
-            (device, attributes_of(said, device.unit))
-            for device, said in zip(made.devices, attributes, strict=True)
-        ]
-        write_metadata(self._tree, claim, described, self._metadata)
-        write_claim(self._tree, made, metadata_devices(claim, made.devices, self._metadata))
-        write_record(self._tree, made)
+        described = []
+        for device in made.devices:
+            published = self._device(device.pool, device.device)
+            attributes = {} if published is None else published.attributes
+            described.append((device, attributes_of(attributes, device.unit)))
+        mounting = write_metadata(self._tree, claim, described, self._metadata)
+        write_claim(self._tree, made, mounting)
+        write_record(self._tree, record_of(made.uid), made)
         self._records[made.uid] = made
-
-    async def _undo(self, uid: str) -> None:
-        """Undo a preparation that failed; what cannot be undone waits for unprepare."""
-        with suppress(VfiomgrError):
-            await self._release(uid)
 
     # ---- unprepare
 
@@ -358,41 +331,30 @@ class Preparing:
         """Remove all of a claim; the record last, since what remains is found by it."""
         record = self._records.get(uid)
         with _files_of(uid):
-            remove_claim(self._tree, uid)
+            remove_specifications(self._tree, uid)
             if record is not None and not self._is_replaced(record):
                 remove_metadata(self._tree, record, self._metadata)
         for device in () if record is None else record.devices:
             if device.is_created:
                 await self._creating.remove(_owner(uid, device))
         with _files_of(uid):
-            remove_record(self._tree, uid)
+            self._tree.remove(record_of(uid))
         self._records.pop(uid, None)
 
     def _is_replaced(self, record: PreparedClaim) -> bool:
         """Whether a new claim has the same name, and therefore the same files."""
-        name = (record.namespace, record.name)
         others = (each for each in self._records.values() if each.uid != record.uid)
-        return any((each.namespace, each.name) == name for each in others)
+        return any(str(each) == str(record) for each in others)
 
 
 @contextmanager
-def _files_of(claim: Claim | str) -> Iterator[None]:
-    """Report errors of files as errors of the host.
-
-    Raises:
-        HostError: a file could not be written or removed.
-
-    """
+def _files_of(claim: str) -> Iterator[None]:
+    """Raise HostError if a file cannot be written or removed."""
     try:
         yield
     except OSError as error:
-        said = f"claim {claim}" if isinstance(claim, str) else _said(claim)
-        message = f"cannot change the files of {said}: {error}"
+        message = f"cannot change the files of claim {claim}: {error}"
         raise HostError(message, "check free space and permissions of the directory") from error
-
-
-def _said(claim: Claim) -> str:
-    return f"claim {claim.namespace}/{claim.name}"
 
 
 def _keys(devices: Iterable[AllocatedDevice | PreparedDevice]) -> list[tuple[str, str, str]]:

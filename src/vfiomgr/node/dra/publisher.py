@@ -10,12 +10,14 @@ generation (compare syncPool in k8s.io/dynamic-resource-allocation/resourceslice
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, VfiomgrError
-from vfiomgr.node.dra.api import (
+from vfiomgr.node.api_server import (
+    GONE,
     NODES,
     NOT_FOUND,
     SLICES,
@@ -25,16 +27,116 @@ from vfiomgr.node.dra.api import (
     name_of,
     version_of,
 )
-from vfiomgr.node.dra.comparing import comparable, dropped, with_times
-from vfiomgr.node.dra.mirror import Mirror
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.slices import comparable, dropped, slices, with_times
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from vfiomgr.node.dra.api import Api, Object
+    from vfiomgr.node.api_server import Api, Change, Collection, Object
     from vfiomgr.node.dra.model import Pool
+
+
+class Mirror:
+    """The objects as the server stores them, some moments ago.
+
+    A watch that ends is resumed at the last version; if the server has forgotten that version, the
+    objects are listed again.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        collection: Collection,
+        fields: Mapping[str, str],
+        tell: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.objects: dict[str, Object] = {}
+        """By `name_of`."""
+        self.is_complete = False
+        """Whether the objects were listed at least once."""
+        self._api, self._collection, self._fields = api, collection, fields
+        self._changed = changed
+        self._trouble = Trouble(tell)
+        self._backoff = Backoff()
+        self._version = ""
+
+    async def run(self) -> None:
+        """Follow the changes until the task is cancelled."""
+        while True:
+            pause = 0.0
+            try:
+                await self._follow()
+            except ApiError as error:
+                pause = error.retry_after
+                if error.status == GONE:
+                    self._version = ""
+                else:
+                    self._trouble.report(text_of(error))
+            await asyncio.sleep(pause + self._backoff.pause())
+
+    def note(self, thing: Object) -> bool:
+        """Store what the server answered to a request; returns whether it is news.
+
+        An answer can arrive after the events of the watch. An object that the watch should have
+        shown by then, but does not, was deleted in the meantime.
+        """
+        is_known = name_of(thing) in self.objects
+        if not is_known and version_of(thing) <= int(self._version or 0):
+            return False
+        return self._store(thing)
+
+    def forget(self, name: str) -> None:
+        """Remove an object that was deleted."""
+        self.objects.pop(name, None)
+
+    async def _follow(self) -> None:
+        if not self._version:
+            await self._list()
+        changes = self._api.watch(self._collection, self._version, self._fields)
+        async with aclosing(changes):
+            async for change in changes:
+                self._backoff.reset()
+                self._trouble.end()
+                self._apply(change)
+
+    async def _list(self) -> None:
+        listing = await self._api.list(self._collection, self._fields)
+        version = int(listing.version)
+        held = self.objects.values()
+        self.objects = {name_of(each): each for each in held if version_of(each) > version}
+        for thing in listing.objects:
+            self._store(thing)
+        self._version, self.is_complete = listing.version, True
+        self._changed()
+
+    def _apply(self, change: Change) -> None:
+        self._version = str(version_of(change.object))
+        if change.type == "DELETED":
+            is_news = self._drop(change.object)
+        else:
+            is_news = change.type != "BOOKMARK" and self._store(change.object)
+        if is_news:
+            self._changed()
+
+    def _store(self, thing: Object) -> bool:
+        """Store an object unless a newer one is stored; returns whether it is news."""
+        held = self.objects.get(name_of(thing))
+        if held is not None and version_of(held) >= version_of(thing):
+            return False
+        self.objects[name_of(thing)] = thing
+        return True
+
+    def _drop(self, thing: Object) -> bool:
+        """Remove an object unless it was created again since."""
+        held = self.objects.get(name_of(thing))
+        if held is None or version_of(held) > version_of(thing):
+            return False
+        self.forget(name_of(thing))
+        return True
+
 
 _GATHERING = 0.05
 """Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
@@ -51,7 +153,7 @@ class Publisher:
         api: Api,
         node: str,
         tell: Callable[[str], None],
-        make: Callable[[Pool, str, int, list[list[str]]], list[Object]],
+        make: Callable[[Pool, str, int, list[list[str]]], list[Object]] = slices,
     ) -> None:
         self._api, self._node, self._make = api, node, make
         self._wake = asyncio.Event()
@@ -120,7 +222,9 @@ class Publisher:
             VfiomgrError: a pool cannot be published.
 
         """
-        held = self._by_pool()
+        held: dict[str, list[Object]] = {}
+        for each in self._slices.objects.values():
+            held.setdefault(each["spec"]["pool"]["name"], []).append(each)
         self._sent = {name: self._sent[name] for name in self._sent.keys() & self._slices.objects}
         names = {pool.name for pool in pools}
         work = [partial(self._delete, each) for name in held.keys() - names for each in held[name]]
@@ -136,12 +240,6 @@ class Publisher:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def _by_pool(self) -> dict[str, list[Object]]:
-        found: dict[str, list[Object]] = {}
-        for each in self._slices.objects.values():
-            found.setdefault(each["spec"]["pool"]["name"], []).append(each)
-        return found
 
     async def _write(self, pool: Pool, held: list[Object]) -> None:
         """Make the slices of a pool what they should be; the last write completes the pool."""
@@ -170,12 +268,14 @@ class Publisher:
         last, published = self._written.get(pool.name, (pool, 1))
         newest = max([published, *map(_generation_of, held)])
         current = [each for each in held if _generation_of(each) == newest]
-        before = [names for each in current if (names := _names(each))]
+        devices = [each["spec"].get("devices") for each in current]
+        before = [[device["name"] for device in each] for each in devices if each]
         specs = self._make(pool, self._node, newest, before)
         wanted = [comparable(spec) for spec in specs]
         changed = sum(self._content(each) not in wanted for each in current)
         is_complete = len(specs) == len(current) == len(held)
-        is_complete = is_complete and all(_count_of(each) == len(specs) for each in current)
+        counts = {each["spec"]["pool"].get("resourceSliceCount") for each in current}
+        is_complete = is_complete and counts <= {len(specs)}
         is_separate = changed <= 1 or len(before) == len(specs)
         if (last == pool and not changed) or (is_complete and is_separate):
             return newest, specs
@@ -201,26 +301,15 @@ class Publisher:
         return sent if version == version_of(held) else comparable(held["spec"])
 
     async def _require_counters(self, specs: list[Object]) -> None:
-        """Check that the server would store counters: without them, GPUs would be oversold.
-
-        Raises:
-            VfiomgrError: it would not, or did not answer.
-
-        """
-        for spec in specs:
-            if spec.get("sharedCounters"):
-                trial = await self._api.trial(SLICES, await self._document(spec))
-                self._require_stored(trial, spec)
-                self._keeps_counters = True
-                return
+        """Raise an error if the server would not store counters: GPUs would be oversold."""
+        spec = next((spec for spec in specs if spec.get("sharedCounters")), None)
+        if spec is not None:
+            trial = await self._api.trial(SLICES, await self._document(spec))
+            self._require_stored(trial, spec)
+            self._keeps_counters = True
 
     def _require_stored(self, stored: Object, sent: Object) -> None:
-        """Check that the spec of a slice has its counters, and report other fields that it lacks.
-
-        Raises:
-            HostError: it lacks counters.
-
-        """
+        """Raise HostError if a slice lacks its counters, and report other fields that it lacks."""
         for field in dropped(comparable(sent), comparable(stored)):
             gate = next((gate for part, gate in _GATES.items() if part in field), "")
             problem = f"the API server drops {field}"
@@ -280,12 +369,3 @@ class Publisher:
 
 def _generation_of(held: Object) -> int:
     return int(held["spec"]["pool"].get("generation", 0))
-
-
-def _count_of(held: Object) -> int:
-    return int(held["spec"]["pool"].get("resourceSliceCount", 0))
-
-
-def _names(held: Object) -> list[str]:
-    """The devices of a slice."""
-    return [device["name"] for device in held["spec"].get("devices") or ()]

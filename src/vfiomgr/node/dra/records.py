@@ -1,31 +1,40 @@
-"""The files of a claim on the host: its record, and its CDI specifications."""
+"""The files of a claim on the host: its record, its CDI specifications, and its metadata.
+
+Metadata are files in containers that describe the devices of their claims, for KubeVirt and others:
+https://github.com/kubernetes/enhancements/tree/master/keps/sig-node/5304-dra-attributes-downward-api
+"""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.model import (
     CLAIM_KIND,
     DYNAMIC,
     METADATA_KIND,
     CdiDevice,
     CdiEdits,
+    CdiMount,
+    device_nodes,
     own_file,
+    shared_nodes,
 )
-from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.expressions import expression
-from vfiomgr.host.owners import NotARecord, read_own
-from vfiomgr.node.answers import common_nodes, edits_of, shared_edits, specification_of
-from vfiomgr.node.dra.model import PreparedClaim
-from vfiomgr.paths import RUNTIME
+from vfiomgr.node.answers import common_nodes, specification_of, write_specification
+from vfiomgr.node.dra.model import DRIVER, STANDARD, PreparedClaim
+from vfiomgr.node.messages import read_record
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.pci.model import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Mapping
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
+    from vfiomgr.node.dra.model import AttributeValue, Claim, PreparedDevice
+
+    Attributes = Mapping[str, AttributeValue]
 
 DIRECTORY = RUNTIME / "dra"
 _SUFFIX = ".json"
@@ -35,41 +44,18 @@ _UID = expression(r"[0-9A-Za-z][0-9A-Za-z-]{0,127}")
 
 def read_records(tree: HostTree) -> dict[str, PreparedClaim]:
     """The records of all claims, by UID; what vfiomgr did not write is ignored."""
-    return {record.uid: record for record in _records(tree)}
+    names = (name for name in tree.children(DIRECTORY) if name.endswith(_SUFFIX))
+    records = {name: read_record(PreparedClaim, tree, DIRECTORY / name) for name in names}
+    return {
+        record.uid: record
+        for name, record in records.items()
+        if record is not None and name == f"{record.uid}{_SUFFIX}"
+    }
 
 
-def _records(tree: HostTree) -> Iterator[PreparedClaim]:
-    for name in tree.children(DIRECTORY):
-        if not name.endswith(_SUFFIX):
-            continue
-        try:
-            found = from_jsonable(PreparedClaim, json.loads(read_own(tree, DIRECTORY / name)))
-        except (OSError, NotARecord, Misfit, ValueError):
-            continue
-        if name == f"{found.uid}{_SUFFIX}":
-            yield found
-
-
-def write_record(tree: HostTree, claim: PreparedClaim) -> None:
-    """Write the record of a claim.
-
-    Raises:
-        OSError: it cannot be written.
-
-    """
-    text = json.dumps(to_jsonable(claim), indent=2) + "\n"
-    tree.make_directory(DIRECTORY)
-    tree.replace(_record(claim.uid), text.encode(), mode=0o600, durable=False)
-
-
-def remove_record(tree: HostTree, uid: str) -> None:
-    """Remove the record of a claim.
-
-    Raises:
-        OSError: it cannot be removed.
-
-    """
-    tree.remove(_record(uid))
+def record_of(uid: str) -> HostPath:
+    """The file of the record of a claim."""
+    return DIRECTORY / f"{uid}{_SUFFIX}"
 
 
 def write_claim(tree: HostTree, claim: PreparedClaim, metadata: tuple[CdiDevice, ...]) -> None:
@@ -80,19 +66,24 @@ def write_claim(tree: HostTree, claim: PreparedClaim, metadata: tuple[CdiDevice,
 
     """
     devices = tuple(
-        CdiDevice(device_name(claim.uid, each.device), edits_of(each.nodes, each.access))
+        CdiDevice(
+            device_name(claim.uid, each.device),
+            CdiEdits(device_nodes=device_nodes(each.nodes, each.access)),
+        )
         for each in claim.devices
     )
     if not devices:
         return  # runtimes reject a specification without devices
     paths = [path for each in claim.devices for path in each.nodes]
-    common = shared_edits(common_nodes(paths, "default"), (each.access for each in claim.devices))
-    _write(tree, claim.uid, CLAIM_KIND, devices, common)
+    common = shared_nodes(common_nodes(paths, "default"), (each.access for each in claim.devices))
+    file = _specification(CLAIM_KIND, claim.uid)
+    write_specification(tree, file, specification_of(CLAIM_KIND, devices, common))
     if metadata:
-        _write(tree, claim.uid, METADATA_KIND, metadata, CdiEdits())
+        file = _specification(METADATA_KIND, claim.uid)
+        write_specification(tree, file, specification_of(METADATA_KIND, metadata))
 
 
-def remove_claim(tree: HostTree, uid: str) -> None:
+def remove_specifications(tree: HostTree, uid: str) -> None:
     """Remove the CDI specifications of a claim.
 
     Raises:
@@ -113,20 +104,110 @@ def is_file_name(uid: str) -> bool:
     return _UID.fullmatch(uid) is not None
 
 
-def _write(
-    tree: HostTree, uid: str, kind: str, devices: tuple[CdiDevice, ...], common: CdiEdits
-) -> None:
-    """Write a file if it has another content: runtimes read the directory at each change."""
-    file = _specification(kind, uid)
-    text = render_specification(specification_of(kind, devices, common))
-    if tree.read_text(file) != text:
-        tree.make_directory(DYNAMIC)
-        tree.replace(file, text.encode(), durable=False)
-
-
 def _specification(kind: str, uid: str) -> HostPath:
     return own_file(DYNAMIC, f"{kind}-{uid}")
 
 
-def _record(uid: str) -> HostPath:
-    return DIRECTORY / f"{uid}{_SUFFIX}"
+METADATA = HostPath("/var/lib/kubelet/plugins") / DRIVER
+"""The kubelet's directory of the driver."""
+_BELOW = "dra-device-metadata"
+_FILE = "metadata.json"
+_IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
+_VERSION = "metadata.resource.k8s.io/v1alpha1"
+_OPTIONS = ("ro", "bind", "nosuid", "nodev", "noexec")
+_KINDS: dict[type, str] = {bool: "bool", int: "int", str: "string"}
+
+
+def attributes_of(published: Attributes, unit: str) -> dict[str, AttributeValue]:
+    """The attributes of a prepared device, with the name by which KubeVirt finds it."""
+    own = f"{STANDARD}/pciBusID" if is_address(unit) else "mdevUUID"
+    return {**published, own: unit}
+
+
+def metadata_name(uid: str, request: str) -> str:
+    """The qualified name of the CDI device for a request, or for an alternative of it."""
+    return f"{METADATA_KIND}={uid}-{request.partition('/')[0]}"
+
+
+def write_metadata(
+    tree: HostTree,
+    claim: Claim,
+    devices: Iterable[tuple[PreparedDevice, Attributes]],
+    directory: HostPath,
+) -> tuple[CdiDevice, ...]:
+    """Write the files of a claim, one for each request; returns what mounts them in containers.
+
+    Raises:
+        OSError: a file cannot be written.
+
+    """
+    by_request: dict[str, list[tuple[PreparedDevice, Attributes]]] = defaultdict(list)
+    for device, attributes in devices:
+        by_request[_request(device)].append((device, attributes))
+    for request, found in by_request.items():
+        file = _file(claim, request, directory)
+        text = json.dumps(_document(claim, found), indent=2) + "\n"
+        tree.make_directory(file.parent)
+        tree.replace(file, text.encode(), durable=False)
+    return tuple(_mounting(claim, request, directory) for request in by_request)
+
+
+def remove_metadata(tree: HostTree, claim: PreparedClaim, directory: HostPath) -> None:
+    """Remove the files of a claim; those that do not exist are ignored.
+
+    Raises:
+        OSError: a file cannot be removed.
+
+    """
+    for request in {_request(device) for device in claim.devices}:
+        file = _file(claim, request, directory)
+        tree.remove(file)
+        tree.remove_empty_directory(file.parent)
+        tree.remove_empty_directory(file.parent.parent)
+
+
+def _request(device: PreparedDevice) -> str:
+    """The request, without an alternative: alternatives share its directory."""
+    return device.request.partition("/")[0]
+
+
+def _file(claim: Claim | PreparedClaim, request: str, directory: HostPath) -> HostPath:
+    return directory / _BELOW / f"{claim.namespace}_{claim.name}" / request / _FILE
+
+
+def _mounting(claim: Claim, request: str, directory: HostPath) -> CdiDevice:
+    owner = f"resourceclaims/{claim.name}"
+    if claim.pod_claim_name:
+        owner = f"resourceclaimtemplates/{claim.pod_claim_name}"
+    mount = CdiMount(
+        host_path=_file(claim, request, directory),
+        container_path=f"{_IN_CONTAINERS}/{owner}/{request}/{DRIVER}-metadata.json",
+        options=_OPTIONS,
+    )
+    name = metadata_name(claim.uid, request).partition("=")[2]
+    return CdiDevice(name, CdiEdits(mounts=(mount,)))
+
+
+def _document(
+    claim: Claim, devices: Iterable[tuple[PreparedDevice, Attributes]]
+) -> dict[str, object]:
+    by_name: dict[str, list[dict[str, object]]] = defaultdict(list)
+    for device, attributes in devices:
+        by_name[device.request].append(
+            {
+                "driver": DRIVER,
+                "pool": device.pool,
+                "name": device.device,
+                "attributes": {
+                    name: {_KINDS[type(value)]: value} for name, value in attributes.items()
+                },
+            }
+        )
+    named = {"podClaimName": claim.pod_claim_name} if claim.pod_claim_name else {}
+    return {
+        "kind": "DeviceMetadata",
+        "apiVersion": _VERSION,
+        "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+        **named,
+        "requests": [{"name": name, "devices": found} for name, found in by_name.items()],
+    }

@@ -1,6 +1,9 @@
-"""A pool as ResourceSlices (resource.k8s.io/v1), within the limits of the API.
+"""A pool as ResourceSlices (resource.k8s.io/v1), and their comparison with what is stored.
 
 Source of the limits: ResourceSliceSpec in api/resource/v1/types.go of k8s.io/api.
+
+The API server writes quantities in its own form, leaves out empty fields, and adds the time at
+which a taint was added.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.node.dra.model import DRIVER, MOST_COUNTER_SETS, MOST_DEVICES
+from vfiomgr.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.node.dra.model import AttributeValue, CounterSet, DraDevice, Pool, Taint
+    from vfiomgr.node.api_server import Object
+    from vfiomgr.node.dra.model import AttributeValue, DraDevice, Pool, Taint
 
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _DECIMAL = ("k", "M", "G", "T", "P")
@@ -29,8 +34,13 @@ def slices(
     """
     parts = [
         *(
-            {"sharedCounters": [_counter_set(each) for each in sets]}
-            for sets in _chunks(pool.counter_sets, MOST_COUNTER_SETS)
+            {
+                "sharedCounters": [
+                    {"name": each.name, "counters": _quantities(each.counters)}
+                    for each in pool.counter_sets[start : start + MOST_COUNTER_SETS]
+                ]
+            }
+            for start in range(0, len(pool.counter_sets), MOST_COUNTER_SETS)
         ),
         *(
             {"devices": [_device(each) for each in some]}
@@ -39,10 +49,6 @@ def slices(
     ]
     described = {"name": pool.name, "generation": generation, "resourceSliceCount": len(parts)}
     return [{"driver": DRIVER, "nodeName": node, "pool": described, **part} for part in parts]
-
-
-def _chunks(sets: Sequence[CounterSet], most: int) -> Iterator[Sequence[CounterSet]]:
-    return (sets[start : start + most] for start in range(0, len(sets), most))
 
 
 def _portions(
@@ -58,10 +64,6 @@ def _portions(
             yield portion
     while portion := [*islice(rest, MOST_DEVICES)]:
         yield portion
-
-
-def _counter_set(counters: CounterSet) -> dict[str, Any]:
-    return {"name": counters.name, "counters": _quantities(counters.counters)}
 
 
 def _device(device: DraDevice) -> dict[str, Any]:
@@ -99,3 +101,76 @@ def _quantity(number: int) -> str:
             if number and number % base**power == 0:
                 return f"{number // base**power}{suffixes[power - 1]}"
     return str(number)
+
+
+_QUANTITIES = frozenset({"capacity", "counters"})
+"""Fields of which each entry has a quantity as its `value`."""
+_ADDED = "timeAdded"
+
+
+def comparable(value: object, *, is_quantities: bool = False) -> object:
+    """The same without empty fields and times, and with quantities as numbers."""
+    if isinstance(value, list):
+        return [comparable(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if is_quantities:
+        return {name: _amount(entry) for name, entry in value.items()}
+    return {
+        name: comparable(each, is_quantities=name in _QUANTITIES)
+        for name, each in value.items()
+        if name != _ADDED and each not in (None, [], {})
+    }
+
+
+def dropped(sent: object, stored: object, place: str = "spec") -> Iterator[str]:
+    """The fields, e.g. `spec.devices.taints`, that were sent and are not stored; both comparable.
+
+    The server drops fields of feature gates that are off, and reports no error.
+    """
+    if isinstance(sent, list) and isinstance(stored, list):
+        for one, other in zip(sent, stored, strict=False):
+            yield from dropped(one, other, place)
+    elif isinstance(sent, dict) and isinstance(stored, dict):
+        for name, value in sent.items():
+            inside = f"{place}.{name}"
+            if name in stored:
+                yield from dropped(value, stored[name], inside)
+            else:
+                yield inside
+
+
+def with_times(spec: Object, held: Iterable[Object]) -> Object:
+    """The spec with the times of the taints that its devices have already.
+
+    The server would set them to the present, and toleration would begin again.
+    """
+    times = {
+        (device["name"], *_identity(taint)): {_ADDED: taint[_ADDED]}
+        for each in held
+        for device in each["spec"].get("devices") or ()
+        for taint in device.get("taints") or ()
+        if _ADDED in taint
+    }
+    if not times or not spec.get("devices"):
+        return spec
+    devices = []
+    for device in spec["devices"]:
+        name, taints = device["name"], device.get("taints")
+        if taints:
+            timed = [{**taint, **times.get((name, *_identity(taint)), {})} for taint in taints]
+            device = {**device, "taints": timed}  # noqa: PLW2901 - the same with times
+        devices.append(device)
+    return {**spec, "devices": devices}
+
+
+def _identity(taint: Mapping[str, Any]) -> tuple[object, ...]:
+    return taint.get("key"), taint.get("value"), taint.get("effect")
+
+
+def _amount(entry: object) -> object:
+    """An entry with its quantity as a number; as it is if that is malformed."""
+    if not isinstance(entry, dict) or "value" not in entry:
+        return entry
+    number = parse_quantity(str(entry["value"]))
+    return entry if number is None else {**entry, "value": number}

@@ -6,26 +6,21 @@ change is in the journal, so `vfiomgr recover` can undo one that was interrupted
 
 from __future__ import annotations
 
-import json
-import os
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import diagnostics_of, refuse_if_any
-from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
 from vfiomgr.engine.survey import cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
-from vfiomgr.host.owners import NotARecord, read_own
-from vfiomgr.node.messages import read, write
+from vfiomgr.node.health import is_of_device, may_reset
+from vfiomgr.node.messages import Order, Result, read, read_record, send, write_record
 from vfiomgr.node.model import NodeSettings, NodeUnit
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.resets import is_of_device, may_reset
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
-from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.named import CreateVgpu
 
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
@@ -45,34 +41,6 @@ _OWN: frozenset[Override] = frozenset({"in-use"})
 DIRECTORY = RUNTIME / "dra" / "vgpus"
 """What was made for each owner, in files."""
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
-
-
-class Order(Value):
-    """A change of the host for a claim."""
-
-    verb: Literal["create", "remove", "reset"]
-    owner: str = ""
-    """Who a vGPU is for; the same owner gets the same vGPU again."""
-    parent: str = ""
-    """The GPU of a new vGPU."""
-    type: str = ""
-    """The ID of its type."""
-    addresses: tuple[PciAddress, ...] = ()
-    """The functions to reset."""
-
-
-class Result(Value):
-    """What became of an order."""
-
-    unit: NodeUnit | None = None
-    """The vGPU that was created."""
-    note: str = ""
-    """Why a device was not reset, if nothing is wrong with it."""
-    error: str = ""
-    """Why the order failed."""
-    hint: str = ""
-    is_refused: bool = False
-    """Whether a safety check refused it; nothing was changed."""
 
 
 class Made(Value):
@@ -133,9 +101,7 @@ class Vgpus:
         plan = self._host.plan(CreateVgpu(type=type_id, parent=parent, uuid=number))
         name = plan.resolves[0]
         made = Made(owner, parent, name, type_id, self._boot)
-        text = json.dumps(to_jsonable(made)) + "\n"
-        self._tree.make_directory(DIRECTORY)
-        self._tree.replace(_file(owner), text.encode(), mode=0o600, durable=False)
+        write_record(self._tree, _file(owner), made)
         place = parent if name == number else name
         self._host.create_vgpu(type=type_id, parent=place, uuid=number)
         return made
@@ -200,13 +166,11 @@ class Vgpus:
         return vgpu.uuid is not None or seen.vgpus.is_own(vgpu) or bool(self._cut_off(made))
 
     def _cut_off(self, made: Made) -> list[CutOff]:
-        """The interrupted runs that concern a vGPU."""
         found = cut_off_runs(self._tree, self._boot)
         return [run for run in found if made.name in run.subjects]
 
     def _made(self, owner: str) -> Made | None:
-        """What was made for an owner in this boot."""
-        found = _read(self._tree, _file(owner))
+        found = read_record(Made, self._tree, _file(owner))
         is_right = found is not None and (found.owner, found.boot) == (owner, self._boot)
         return found if is_right else None
 
@@ -253,16 +217,8 @@ class Vgpus:
 def read_made(tree: HostTree) -> frozenset[str]:
     """The vGPUs that were made for claims in this boot, or are being made, by UUID or address."""
     boot = tree.read(BOOT_ID) or ""
-    records = (_read(tree, DIRECTORY / name) for name in tree.children(DIRECTORY))
+    records = (read_record(Made, tree, DIRECTORY / name) for name in tree.children(DIRECTORY))
     return frozenset(each.name for each in records if each is not None and each.boot == boot)
-
-
-def _read(tree: HostTree, file: HostPath) -> Made | None:
-    """A record; None if there is none that vfiomgr wrote."""
-    try:
-        return from_jsonable(Made, json.loads(read_own(tree, file)))
-    except (OSError, NotARecord, Misfit, ValueError):
-        return None
 
 
 def uuid_of(owner: str) -> uuid.UUID:
@@ -274,9 +230,7 @@ def serve(host: Host, source: BinaryIO, sink: int) -> None:
     """Carry out orders until `source` ends."""
     vgpus = Vgpus(host)
     for line in source:
-        data = write(vgpus.perform(read(Order, line)))
-        while data:
-            data = data[os.write(sink, data) :]
+        send(sink, vgpus.perform(read(Order, line)))
 
 
 def _lock(parent: str) -> str:

@@ -12,7 +12,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.node.dra.plan import pools
 from vfiomgr.node.labels import labels
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.simulation.cluster import Cluster, template_of
+from vfiomgr.node.simulation.scheduler import Cluster, template_of
 from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import NodeSettings
-    from vfiomgr.node.simulation.cluster import NodeTemplate
+    from vfiomgr.node.simulation.scheduler import NodeTemplate
     from vfiomgr.snapshot.model import HostSnapshot
 
 _COPIES = expression(r"(?P<file>.+)=(?P<copies>\d+)")

@@ -1,27 +1,336 @@
-"""Reads pods, claims, classes and labels of nodes from YAML."""
+"""Reads pods, claims, classes and labels of nodes from YAML, and collects errors with places."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct, field
 
-from vfiomgr.diagnostic import Diagnostic, invalid_document
+from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
-from vfiomgr.documents.text import shown_path
+from vfiomgr.documents.text import Located, Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
-from vfiomgr.node.simulation.claims import CLASSES, ClaimReader
-from vfiomgr.node.simulation.model import ClaimSpec, PodClaim, Workload
-from vfiomgr.node.simulation.reading import Part
+from vfiomgr.node.simulation.model import (
+    ClaimSpec,
+    Constraint,
+    DeviceRequest,
+    PodClaim,
+    Toleration,
+    Workload,
+)
+from vfiomgr.node.simulation.selectors import SelectorError
+from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from typing import Literal
 
-    from vfiomgr.documents.text import Located
+    from vfiomgr.diagnostic import Position
     from vfiomgr.kata.explain.pod import PodSpec
     from vfiomgr.node.simulation.selectors import Selectors
+
+RULE = "simulation-invalid"
+_MOST_GUESSED = 100
+"""Maximum number of errors of a file for which a similar name is suggested."""
+
+
+class Part(Struct):
+    """A part of an object, where it is in the object, and the errors of the file."""
+
+    located: Located
+    path: Path = ()
+    flaws: list[Diagnostic] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is a value."""
+        return not self.located.is_empty
+
+    def at(self, *keys: str | int) -> Part:
+        """The part below; without a value if it is absent."""
+        found = self.located.at(keys) or Located(self.located.place_of(keys))
+        return Part(found, (*self.path, *keys), self.flaws)
+
+    def text(self, *keys: str) -> str:
+        """A string below; empty if it is absent."""
+        part = self.at(*keys)
+        if not part:
+            return ""
+        if not isinstance(part.located.scalar, str):
+            part.reject(f"{keys[-1]} is not a string", "write a string, in quotes if needed")
+        return part.located.text
+
+    def choice(self, key: str, choices: Collection[str], default: str) -> str:
+        """One of some words below."""
+        found = self.text(key) or default
+        if found not in choices:
+            part = self.at(key)
+            part.reject(f"{key} {found!r} is not one of {', '.join(filter(None, choices))}")
+            return default
+        return found
+
+    def number(self, key: str, default: int, most: int = 1_000_000) -> int:
+        """A whole number below that is not negative."""
+        part = self.at(key)
+        if not part:
+            return default
+        found = part.located.scalar
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
+            part.reject(f"{key} is not a whole number from 0 to {most}", "write such a number")
+            return default
+        return found
+
+    def items(self, *keys: str) -> list[Part]:
+        """The items of a list below."""
+        part = self.at(*keys)
+        if part and part.located.items is None:
+            part.reject(f"{keys[-1]} is not a list", "start items with -")
+        return [part.at(number) for number in range(len(part.located.items or ()))]
+
+    def members(self, *keys: str) -> dict[str, Part]:
+        """The members of a mapping below."""
+        part = self.at(*keys)
+        if part and part.located.members is None:
+            part.reject("not a mapping", "write keys with values")
+        return {key: part.at(key) for key in part.located.members or {}}
+
+    def texts(self, *keys: str) -> dict[str, str]:
+        """The members of a mapping below, as texts."""
+        return {key: part.located.text for key, part in self.members(*keys).items()}
+
+    def require_known(self, keys: Collection[str]) -> None:
+        """Reject members with other keys."""
+        for key, part in self.members().items():
+            if key not in keys:
+                place = self.located.keys.get(key, part.located.place)
+                what = f"unknown key {key!r}"
+                remedy = self.guess(key, keys, f"use {', '.join(keys)}")
+                self._add(place, self.path, what, remedy)
+
+    def guess(self, name: str, known: Iterable[str], otherwise: str) -> str:
+        """The remedy for an unknown name; later errors of a file are not printed."""
+        is_early = len(self.flaws) < _MOST_GUESSED
+        near = get_close_matches(name, list(known), 1) if is_early else []
+        return f"did you mean {near[0]}?" if near else otherwise
+
+    def reject(self, what: str, remedy: str = "correct it") -> None:
+        """Report an error here."""
+        self._add(self.located.place, self.path, what, remedy)
+
+    def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
+        self.flaws.append(flaw(RULE, place, shown_path(path), what, remedy))
+
+
+_OWN = 'device.driver == "vfiomgr.io"'
+_FAMILY = 'device.attributes["vfiomgr.io"].family'
+CLASSES: dict[str, tuple[str, ...]] = {
+    "vfio.vfiomgr.io": (f'{_OWN} && {_FAMILY} == "function"',),
+    "vgpu.vfiomgr.io": (f'{_OWN} && {_FAMILY} != "function"',),
+}
+"""The selectors of vfiomgr's own DeviceClasses."""
+_DEVICES = ("requests", "constraints", "config")
+_EXACT = (
+    *("name", "deviceClassName", "selectors", "allocationMode", "count"),
+    *("tolerations", "capacity"),
+)
+_CONSTRAINT = ("requests", "matchAttribute", "distinctAttribute")
+_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
+
+
+class _Reader(Struct):
+    """Collects objects; those that name others are read after them."""
+
+    selectors: Selectors
+    flaws: list[Diagnostic]
+    classes: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(CLASSES))
+    """The selectors of DeviceClasses by name."""
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    found: dict[tuple[str, str, str], ClaimSpec] = field(default_factory=dict)
+    """Claims and templates by kind, namespace and name."""
+    extended: dict[str, str] = field(default_factory=dict)
+    """DeviceClasses by the extended resource that they are offered as."""
+    notes: list[str] = field(default_factory=list)
+
+    def take_class(self, part: Part) -> None:
+        """Read a DeviceClass, or the labels of a Node."""
+        kind, name = _kind(part.located), part.text("metadata", "name")
+        if kind == "Node":
+            self.labels[name] = part.texts("metadata", "labels")
+        elif kind == "DeviceClass" and _is_valid(part):
+            spec = part.at("spec")
+            self.classes[name] = tuple(self.expressions(spec))
+            self.extended[spec.text("extendedResourceName")] = name
+
+    def take_claim(self, part: Part) -> None:
+        """Read a claim or a template of claims."""
+        kind = _kind(part.located)
+        if kind not in ("ResourceClaim", "ResourceClaimTemplate") or not _is_valid(part):
+            return
+        spec = part.at("spec", "spec") if kind == "ResourceClaimTemplate" else part.at("spec")
+        key = (kind, _namespace(part), part.text("metadata", "name"))
+        self.found[key] = self.claim(spec.at("devices"))
+
+    def workload(self, part: Part, pod: PodSpec) -> Workload:
+        """The pods of an object, with their claims."""
+        spec = part.at(*POD_TEMPLATES[pod.kind], "spec")
+        if pod.kind == "DaemonSet":
+            part.reject("DaemonSets are not simulated", "write a Deployment instead")
+        if spec.text("nodeName"):
+            remedy = "use a nodeSelector with kubernetes.io/hostname"
+            spec.at("nodeName").reject("a pod with nodeName bypasses the scheduler", remedy)
+        self.notes += [f"{pod}: {key} is not simulated" for key in _IGNORED if spec.at(key)]
+        for name, _ in pod.resources:
+            if name in self.extended:
+                what = f"extendedResourceName of DeviceClass {self.extended[name]}"
+                self.notes.append(f"{pod}: {what} is not simulated")
+        return Workload(
+            kind=pod.kind,
+            namespace=pod.namespace,
+            name=pod.name,
+            replicas=part.at("spec").number(_REPLICAS[pod.kind], 1) if pod.kind in _REPLICAS else 1,
+            node_selector=tuple(sorted(spec.texts("nodeSelector").items())),
+            limits=pod.resources,
+            claims=tuple(self._pod_claims(spec, pod.namespace)),
+        )
+
+    def _pod_claims(self, spec: Part, namespace: str) -> Iterator[PodClaim]:
+        for part in spec.items("resourceClaims"):
+            shared = part.text("resourceClaimName")
+            name = shared or part.text("resourceClaimTemplateName")
+            if not name or bool(shared) == bool(part.at("resourceClaimTemplateName")):
+                remedy = "set either resourceClaimName or resourceClaimTemplateName"
+                part.reject("not a claim of a pod", remedy)
+                continue
+            kind = "ResourceClaim" if shared else "ResourceClaimTemplate"
+            found = self.found.get((kind, namespace, name))
+            if found is None:
+                known = (n for k, space, n in self.found if (k, space) == (kind, namespace))
+                what = f"no {kind} {name!r} in namespace {namespace}"
+                part.reject(what, part.guess(name, known, "add it to the file"))
+                continue
+            own = f"{namespace}/{shared}" if shared else ""
+            yield PodClaim(part.text("name"), found, own)
+
+    def expressions(self, part: Part) -> Iterator[str]:
+        """The CEL expressions of a class or a request."""
+        for item in part.items("selectors"):
+            expression = item.text("cel", "expression")
+            if not expression:
+                item.reject("the selector has no CEL expression", "add cel: {expression: …}")
+                continue
+            try:
+                self.selectors.compile(expression)
+            except SelectorError as error:
+                item.at("cel", "expression").reject(f"invalid CEL expression: {error}")
+            else:
+                yield expression
+
+    def claim(self, devices: Part) -> ClaimSpec:
+        """The requests and constraints of a claim."""
+        devices.require_known(_DEVICES)
+        parts = devices.items("requests")
+        if not parts:
+            devices.reject("the claim has no requests", "add a request")
+        requests = tuple(tuple(self._alternatives(part)) for part in parts)
+        alternatives = [one.name for each in requests for one in each]
+        names = [text for name in alternatives for text in (name.partition("/")[0], name)]
+        parts = devices.items("constraints")
+        found = [constraint for part in parts for constraint in _constraints(part, names)]
+        return ClaimSpec(requests, tuple(found))
+
+    def _alternatives(self, part: Part) -> Iterator[DeviceRequest]:
+        """The alternatives of a request, in order of preference."""
+        name = part.text("name")
+        if not name:
+            part.reject("the request has no name", "add name")
+        part.require_known(("name", "exactly", "firstAvailable"))
+        exactly, others = part.at("exactly"), part.items("firstAvailable")
+        if bool(exactly) == bool(others):
+            part.reject("not a request", "set either exactly or firstAvailable")
+        elif exactly:
+            yield self._request(exactly, name)
+        for other in others:
+            own = other.text("name")
+            if not own:
+                other.reject("the alternative has no name", "add name")
+            yield self._request(other, f"{name}/{own}")
+
+    def _request(self, part: Part, name: str) -> DeviceRequest:
+        admin = part.at("adminAccess")
+        if admin and admin.located.scalar is not False:
+            what = "admin access is not simulated: it allocates no devices"
+            admin.reject(what, "leave the request out")
+        part.require_known((*_EXACT, "adminAccess"))
+        device_class = part.text("deviceClassName")
+        own = self.classes.get(device_class)
+        if own is None:
+            what = f"unknown DeviceClass {device_class!r}" if device_class else "no deviceClassName"
+            remedy = f"add the DeviceClass to the file, or use {' or '.join(CLASSES)}"
+            part.at("deviceClassName").reject(what, part.guess(device_class, self.classes, remedy))
+        return DeviceRequest(
+            name,
+            device_class,
+            (*(own or ()), *self.expressions(part)),
+            _count(part),
+            tuple(map(_toleration, part.items("tolerations"))),
+            tuple(_capacity(part)),
+        )
+
+
+def _count(part: Part) -> int | None:
+    """The number of devices; None for all."""
+    mode = part.choice("allocationMode", ("ExactCount", "All"), "ExactCount")
+    if mode == "ExactCount":
+        count = part.number("count", 1)
+        if not count:
+            part.at("count").reject("a request needs at least one device", "leave count out")
+        return count
+    if part.at("count"):
+        part.at("count").reject("allocationMode All has no count", "leave count out")
+    return None
+
+
+def _toleration(part: Part) -> Toleration:
+    part.require_known(_TOLERATION)
+    operator = part.choice("operator", ("Exists", "Equal"), "Equal")
+    key, value = part.text("key"), part.text("value")
+    effect = part.choice("effect", ("", "NoSchedule", "NoExecute"), "")
+    if operator == "Equal" and not key:
+        part.reject("a toleration without a key", "add key, or operator: Exists")
+    if operator == "Exists" and value:
+        part.at("value").reject("a value with the operator Exists", "leave it out")
+    return Toleration(key, cast("Literal['Equal', 'Exists']", operator), value, effect)
+
+
+def _capacity(part: Part) -> Iterator[tuple[str, int]]:
+    for name, least in part.members("capacity", "requests").items():
+        quantity = parse_quantity(least.located.text)
+        if quantity is None:
+            least.reject(f"invalid quantity: {least.located.text!r}", "write it like 16Gi")
+        else:
+            yield name, whole(quantity)
+
+
+def _constraints(part: Part, names: list[str]) -> Iterator[Constraint]:
+    part.require_known(_CONSTRAINT)
+    match, distinct = part.text("matchAttribute"), part.text("distinctAttribute")
+    if bool(match) == bool(distinct):
+        part.reject("not a constraint", "set either matchAttribute or distinctAttribute")
+        return
+    attribute = match or distinct
+    key = "matchAttribute" if match else "distinctAttribute"
+    if "/" not in attribute:
+        part.at(key).reject(f"{attribute!r} has no domain", f"write vfiomgr.io/{attribute}")
+    requests = part.items("requests")
+    for each in requests:
+        if each.located.text not in names:
+            what = f"no request {each.located.text!r} in the claim"
+            each.reject(what, each.guess(each.located.text, names, f"use {', '.join(names)}"))
+    concerned = tuple(each.located.text for each in requests)
+    yield Constraint("matchAttribute" if match else "distinctAttribute", attribute, concerned)
+
 
 _VERSIONS = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2")
 _HINT = "validate it with kubectl apply --dry-run=server -f FILE"
@@ -64,7 +373,7 @@ def read_simulation(text: str, source: str, selectors: Selectors) -> Objects:
     except Unreadable as error:
         message = f"{source}:{error}"
         raise InvalidDocument(message, _HINT) from None
-    reader = _Reader(ClaimReader(selectors, dict(CLASSES)), flaws)
+    reader = _Reader(selectors, flaws)
     everything = [Part(each, (), flaws) for each in _objects(documents)]
     for take in (reader.take_class, reader.take_claim):  # claims name classes
         for part in everything:
@@ -89,79 +398,6 @@ def _objects(documents: Sequence[Located]) -> Iterator[Located]:
 def _kind(document: Located) -> str:
     kind = document.at(("kind",))
     return "" if kind is None else kind.text
-
-
-class _Reader(Struct):
-    """Collects objects; those that name others are read after them."""
-
-    claims: ClaimReader
-    flaws: list[Diagnostic]
-    labels: dict[str, dict[str, str]] = field(default_factory=dict)
-    found: dict[tuple[str, str, str], ClaimSpec] = field(default_factory=dict)
-    """Claims and templates by kind, namespace and name."""
-    extended: dict[str, str] = field(default_factory=dict)
-    """DeviceClasses by the extended resource that they are offered as."""
-    notes: list[str] = field(default_factory=list)
-
-    def take_class(self, part: Part) -> None:
-        """Read a DeviceClass, or the labels of a Node."""
-        kind, name = _kind(part.located), part.text("metadata", "name")
-        if kind == "Node":
-            self.labels[name] = part.texts("metadata", "labels")
-        elif kind == "DeviceClass" and _is_valid(part):
-            spec = part.at("spec")
-            self.claims.classes[name] = tuple(self.claims.expressions(spec))
-            self.extended[spec.text("extendedResourceName")] = name
-
-    def take_claim(self, part: Part) -> None:
-        """Read a claim or a template of claims."""
-        kind = _kind(part.located)
-        if kind not in ("ResourceClaim", "ResourceClaimTemplate") or not _is_valid(part):
-            return
-        spec = part.at("spec", "spec") if kind == "ResourceClaimTemplate" else part.at("spec")
-        key = (kind, _namespace(part), part.text("metadata", "name"))
-        self.found[key] = self.claims.claim(spec.at("devices"))
-
-    def workload(self, part: Part, pod: PodSpec) -> Workload:
-        """The pods of an object, with their claims."""
-        spec = part.at(*POD_TEMPLATES[pod.kind], "spec")
-        if pod.kind == "DaemonSet":
-            part.reject("DaemonSets are not simulated", "write a Deployment instead")
-        if spec.text("nodeName"):
-            remedy = "use a nodeSelector with kubernetes.io/hostname"
-            spec.at("nodeName").reject("a pod with nodeName bypasses the scheduler", remedy)
-        self.notes += [f"{pod}: {key} is not simulated" for key in _IGNORED if spec.at(key)]
-        for name, _ in pod.resources:
-            if name in self.extended:
-                what = f"extendedResourceName of DeviceClass {self.extended[name]}"
-                self.notes.append(f"{pod}: {what} is not simulated")
-        return Workload(
-            kind=pod.kind,
-            namespace=pod.namespace,
-            name=pod.name,
-            replicas=part.at("spec").number(_REPLICAS[pod.kind], 1) if pod.kind in _REPLICAS else 1,
-            node_selector=tuple(sorted(spec.texts("nodeSelector").items())),
-            limits=pod.resources,
-            claims=tuple(self._pod_claims(spec, pod.namespace)),
-        )
-
-    def _pod_claims(self, spec: Part, namespace: str) -> Iterator[PodClaim]:
-        for part in spec.items("resourceClaims"):
-            shared = part.text("resourceClaimName")
-            name = shared or part.text("resourceClaimTemplateName")
-            if not name or bool(shared) == bool(part.at("resourceClaimTemplateName")):
-                remedy = "set either resourceClaimName or resourceClaimTemplateName"
-                part.reject("not a claim of a pod", remedy)
-                continue
-            kind = "ResourceClaim" if shared else "ResourceClaimTemplate"
-            found = self.found.get((kind, namespace, name))
-            if found is None:
-                known = (n for k, space, n in self.found if (k, space) == (kind, namespace))
-                what = f"no {kind} {name!r} in namespace {namespace}"
-                part.reject(what, part.guess(name, known, "add it to the file"))
-                continue
-            own = f"{namespace}/{shared}" if shared else ""
-            yield PodClaim(part.text("name"), found, own)
 
 
 def _is_valid(part: Part) -> bool:

@@ -1,36 +1,118 @@
 """Places pods on nodes one after the other, each on the node with the fewest free devices.
 
-Nodes with the same template and the same used devices share a state, and what was found for a pod
-in a state holds for all of them. Kubernetes' own choice among nodes that fit has no such order: it
-scores CPU and memory, and chooses at random among equals.
+Nodes with the same devices and labels share a template. Nodes with the same template and the same
+used devices share a state, and what was found for a pod in a state holds for all of them.
+Kubernetes' own choice among nodes that fit has no such order: it scores CPU and memory, and chooses
+at random among equals.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from vfiomgr.node.simulation.allocator import Allocation, SearchTooLong, SelectorFailed, Stock
-from vfiomgr.node.simulation.cluster import HOSTNAME
+from vfiomgr.node.dra.model import Pool
+from vfiomgr.node.simulation.allocator import (
+    Allocation,
+    SearchTooLong,
+    SelectorFailed,
+    Stock,
+    candidates_of,
+    counters_of,
+    why_not,
+)
 from vfiomgr.node.simulation.model import (
     ChosenUnit,
+    DeviceKey,
     NodeUse,
     PendingReason,
     PodResult,
     SimulationResult,
 )
-from vfiomgr.node.simulation.reasons import why_not
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.node.simulation.cluster import Cluster, NodeTemplate
-    from vfiomgr.node.simulation.model import ChosenDevice, DeviceKey, PodClaim, Workload
+    from vfiomgr.node.model import Inventory, NodeUnit
+    from vfiomgr.node.simulation.model import ChosenDevice, PodClaim, Workload
     from vfiomgr.node.simulation.selectors import Selectors
+
+_UNITS = "units"
+"""The pool of units that the DRA driver does not publish; pools of a node begin with /."""
+HOSTNAME = "kubernetes.io/hostname"
+_LABELS = {"kubernetes.io/os": "linux"}
+
+
+Publisher = Callable[[frozenset[DeviceKey]], tuple[Pool, ...]]
+"""The pools of a node while some of its devices are allocated."""
+
+
+class NodeTemplate(Struct, frozen=True, eq=False):
+    """What nodes with the same devices and labels have."""
+
+    stock: Callable[[frozenset[DeviceKey]], Stock]
+    """What is left while some devices are allocated: a GPU may change its types of vGPUs."""
+    resources: dict[str, tuple[DeviceKey, ...]]
+    """The healthy units of the device plugin by resource, with the device that each one is."""
+    used: frozenset[DeviceKey]
+    """Devices that are in use on the snapshot."""
+    labels: dict[str, str]
+
+
+class SimulatedNode(Struct, frozen=True):
+    """A node and its template."""
+
+    name: str
+    template: int
+
+
+class Cluster(Struct):
+    """Nodes in order, and their templates."""
+
+    nodes: list[SimulatedNode] = field(default_factory=list)
+    templates: list[NodeTemplate] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """Facts that decide which devices nodes offer, and that their snapshots lack."""
+
+    def add(self, template: NodeTemplate, names: Iterable[str]) -> None:
+        """Add nodes with this template."""
+        self.templates.append(template)
+        number = len(self.templates) - 1
+        self.nodes += [SimulatedNode(name, number) for name in names]
+
+
+def template_of(
+    publish: Publisher, found: Inventory, node: str, labels: Mapping[str, str]
+) -> NodeTemplate:
+    """The template of a node, from what its agent would publish and offer."""
+
+    def stock(used: frozenset[DeviceKey]) -> Stock:
+        allocated = frozenset((f"{node}{pool}", name) for pool, name in used if pool != _UNITS)
+        pools = publish(allocated)
+        own = [replace(pool, name=pool.name.removeprefix(node)) for pool in pools]
+        return Stock.of(candidates_of(own), counters_of(own), used)
+
+    candidates = stock(frozenset()).candidates
+    keys = {candidate.unit: candidate.key for candidate in candidates if candidate.unit}
+    return NodeTemplate(
+        stock,
+        {
+            resource.name: tuple(_key(keys, unit) for unit in resource.units if unit.is_healthy)
+            for resource in found.resources
+        },
+        frozenset(_key(keys, unit) for unit in found.units if unit.used_by or unit.is_open),
+        {**_LABELS, **labels},
+    )
+
+
+def _key(keys: Mapping[str, DeviceKey], unit: NodeUnit) -> DeviceKey:
+    return keys.get(unit.id, (_UNITS, unit.id))
+
 
 _NAMED = 3
 """How many nodes a reason names."""
@@ -60,14 +142,6 @@ class _Failure(Struct, frozen=True):
 
     text: str
     is_final: bool = False
-
-
-class _Choice(NamedTuple):
-    """Nodes in the same state, of which the first would be chosen."""
-
-    state: _State
-    node: int
-    size: int
 
 
 class Scheduler:
@@ -111,11 +185,13 @@ class Scheduler:
         placed, reasons = self._pending.get(question, (-1, ()))
         if placed == self._on_node.total():
             return PodResult(pod, workload.kind, reasons=reasons)
-        fits: list[tuple[_Choice, _Fit]] = []
-        for choice in self._choices(workload, nodes):
-            found = self._outcome(shape, workload.limits, claims, choice.state)
+        fits: list[tuple[int, int, _Fit]] = []
+        count = 0
+        for state, node, size in self._choices(workload, nodes):
+            found = self._outcome(shape, workload.limits, claims, state)
             if isinstance(found, _Fit):
-                fits.append((choice, found))
+                fits.append((state.free, node, found))
+                count += size
             elif found.is_final:
                 fits = []
                 break
@@ -123,11 +199,10 @@ class Scheduler:
             reasons = tuple(self._reasons(workload, nodes, shape))
             self._pending[question] = (self._on_node.total(), reasons)
             return PodResult(pod, workload.kind, reasons=reasons)
-        choice, fit = min(fits, key=lambda each: (each[0].state.free, each[0].node))
-        self._move(choice.node, fit, claims)
-        name = self._cluster.nodes[choice.node].name
+        _, node, fit = min(fits, key=lambda each: each[:2])
+        self._move(node, fit, claims)
+        name = self._cluster.nodes[node].name
         devices = tuple(replace(each, pool=f"{name}{each.pool}") for each in fit.devices)
-        count = sum(each.size for each, _ in fits)
         return PodResult(pod, workload.kind, name, devices, fit.units, count)
 
     def _allowed(self, workload: Workload) -> frozenset[int] | None:
@@ -141,18 +216,20 @@ class Scheduler:
         sets += [frozenset({self._index[n]} if n in self._index else ()) for n in names]
         return frozenset.intersection(*sets) if sets else None
 
-    def _choices(self, workload: Workload, nodes: frozenset[int] | None) -> Iterator[_Choice]:
-        """The nodes that a pod may run on, by state."""
+    def _choices(
+        self, workload: Workload, nodes: frozenset[int] | None
+    ) -> Iterator[tuple[_State, int, int]]:
+        """The nodes that a pod may run on: a state, the first node in it, and how many are."""
         if nodes is None:
             for state, members in self._members.items():
                 if self._has_labels(state.template, workload):
                     while self._now[members[0]] is not state:
                         heappop(members)
-                    yield _Choice(state, members[0], self._sizes[state])
+                    yield state, members[0], self._sizes[state]
             return
         for node in sorted(nodes):
             if self._has_labels(self._now[node].template, workload):
-                yield _Choice(self._now[node], node, 1)
+                yield self._now[node], node, 1
 
     def _has_labels(self, template: int, workload: Workload) -> bool:
         labels = self._cluster.templates[template].labels
@@ -175,7 +252,6 @@ class Scheduler:
         return found
 
     def _move(self, node: int, fit: _Fit, claims: tuple[PodClaim, ...]) -> None:
-        """Give a pod its devices on a node."""
         state = self._now[node]
         self._sizes[state] -= 1
         if not self._sizes[state]:
@@ -185,7 +261,6 @@ class Scheduler:
         self._enter(node, state.template, fit.used)
 
     def _enter(self, node: int, template: int, used: frozenset[DeviceKey]) -> None:
-        """Put a node into a state."""
         key = (template, used)
         state = self._states.get(key)
         if state is None:
@@ -199,7 +274,6 @@ class Scheduler:
     def _reasons(
         self, workload: Workload, nodes: frozenset[int] | None, shape: int
     ) -> Iterator[PendingReason]:
-        """Why a pod fits on no node, the most frequent reason first."""
         found: dict[str, list[str]] = {}
         final: dict[str, list[str]] = {}
         for node, each in enumerate(self._cluster.nodes):
@@ -212,7 +286,6 @@ class Scheduler:
     def _failure(
         self, workload: Workload, nodes: frozenset[int] | None, shape: int, node: int
     ) -> _Failure:
-        """Why a pod does not fit on a node."""
         if not self._has_labels(self._now[node].template, workload):
             return _Failure("the labels do not match the node selector")
         if nodes is not None and node not in nodes:
@@ -223,7 +296,6 @@ class Scheduler:
         return found if isinstance(found, _Failure) else _Failure("")
 
     def _uses(self) -> Iterator[NodeUse]:
-        """What is used of each node."""
         for node, each in enumerate(self._cluster.nodes):
             state = self._now[node]
             before = len(self._cluster.templates[each.template].used)
@@ -232,9 +304,8 @@ class Scheduler:
 
 
 def _state(number: int, place: int, template: NodeTemplate, used: frozenset[DeviceKey]) -> _State:
-    offer = template.offer(used)
-    stock = Stock.of(offer.candidates, offer.counters, used)
-    free = {each.key for each in offer.candidates if not each.taints and stock.is_free(each)}
+    stock = template.stock(used)
+    free = {each.key for each in stock.candidates if not each.taints and stock.is_free(each)}
     for keys in template.resources.values():
         free.update(key for key in keys if _is_free(stock, key))
     return _State(number, place, stock, used, len(free))
@@ -279,6 +350,5 @@ def _is_free(stock: Stock, key: DeviceKey) -> bool:
 
 
 def _unit(stock: Stock, key: DeviceKey) -> str:
-    """The ID of the unit that a device is."""
     candidate = stock.by_key.get(key)
     return key[1] if candidate is None else candidate.unit

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vfiomgr.node.dra.comparing import comparable, with_times
+from vfiomgr.node.dra.slices import comparable, with_times
 
 TAINT = {"key": "vfiomgr.io/health", "value": "lost", "effect": "NoExecute"}
 TIMED = {**TAINT, "timeAdded": "2026-01-02T03:04:05Z"}

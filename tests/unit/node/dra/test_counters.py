@@ -18,7 +18,8 @@ from tests.unit.node.made import unit
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, instance, vgpu_host
 from vfiomgr.library import Host
 from vfiomgr.node.dra.plan import pools
-from vfiomgr.node.dra.vgpus import Order, Vgpus
+from vfiomgr.node.dra.vgpus import Vgpus
+from vfiomgr.node.messages import Order
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.scan import scan

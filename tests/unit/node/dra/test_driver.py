@@ -22,7 +22,7 @@ from tests import pages
 from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.kubelet import AdmissionError
-from tests.unit.node.stories import gpu_node, start_guest, tell
+from tests.unit.node.stories import gpu_node, start_guest
 from vfiomgr.errors import Refusal
 from vfiomgr.node.agent import Agent
 from vfiomgr.node.commands import run as run_module
@@ -95,108 +95,90 @@ async def running(place: Path) -> AsyncIterator[Running]:
         await made.stop()
 
 
-def test_a_gpu_is_published_prepared_and_given_back(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            names = {f"pci-0000-0{number}-00-0" for number in (1, 2, 3)}
-            assert node.published() == {NODE: names}
-            node.allocate(DEVICE)
-            (device,) = await node.prepare()
-            assert device.device_name == DEVICE
-            assert any(name.startswith("vfiomgr.io/claim=") for name in device.cdi_device_ids)
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            assert node.published() == {NODE: names}
-            await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Healthy")
-            status = await node.status()
-            assert status["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
-            assert status["dra"] is True
-            (resource,) = status["resources"]
-            assert {d["id"]: d["used_by"] for d in resource["devices"]}[GPU] == "claim ml/gpu"
-            await node.unprepare()
-            await node.plugins.until_capacity(RESOURCE, 3, 3)
-            assert (await node.status())["claims"] == []
-
-    tell(story())
+async def test_a_gpu_is_published_prepared_and_given_back(place: Path) -> None:
+    async with running(place) as node:
+        names = {f"pci-0000-0{number}-00-0" for number in (1, 2, 3)}
+        assert node.published() == {NODE: names}
+        node.allocate(DEVICE)
+        (device,) = await node.prepare()
+        assert device.device_name == DEVICE
+        assert any(name.startswith("vfiomgr.io/claim=") for name in device.cdi_device_ids)
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        assert node.published() == {NODE: names}
+        await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Healthy")
+        status = await node.status()
+        assert status["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
+        assert status["dra"] is True
+        (resource,) = status["resources"]
+        assert {d["id"]: d["used_by"] for d in resource["devices"]}[GPU] == "claim ml/gpu"
+        await node.unprepare()
+        await node.plugins.until_capacity(RESOURCE, 3, 3)
+        assert (await node.status())["claims"] == []
 
 
-def test_a_device_of_a_prepared_claim_is_given_to_no_pod(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            for number in (1, 2):
-                container = await node.plugins.admit(f"ml/pod-{number}", RESOURCE, 1)
-                assert container.ids != (GPU,)
-            with pytest.raises(AdmissionError):
-                await node.plugins.admit("ml/pod-3", RESOURCE, 1)
-
-    tell(story())
+async def test_a_device_of_a_prepared_claim_is_given_to_no_pod(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        for number in (1, 2):
+            container = await node.plugins.admit(f"ml/pod-{number}", RESOURCE, 1)
+            assert container.ids != (GPU,)
+        with pytest.raises(AdmissionError):
+            await node.plugins.admit("ml/pod-3", RESOURCE, 1)
 
 
-def test_the_agent_reads_only_the_claim_that_the_kubelet_names(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            for number in range(20):
-                node.allocate(f"pci-{number}", pool="gpu-10", name=f"theirs-{number}", uid="0")
-            node.allocate(DEVICE)
-            await node.prepare()
-            await node.unprepare()
-            await node.plugins.until_capacity(RESOURCE, 3, 3)
-            asked = [each for each in node.server.requests if "resourceclaims" in each.path]
-            assert {(each.verb, each.path.rpartition("/")[2]) for each in asked} == {("get", "gpu")}
-
-    tell(story())
+async def test_the_agent_reads_only_the_claim_that_the_kubelet_names(place: Path) -> None:
+    async with running(place) as node:
+        for number in range(20):
+            node.allocate(f"pci-{number}", pool="gpu-10", name=f"theirs-{number}", uid="0")
+        node.allocate(DEVICE)
+        await node.prepare()
+        await node.unprepare()
+        await node.plugins.until_capacity(RESOURCE, 3, 3)
+        asked = [each for each in node.server.requests if "resourceclaims" in each.path]
+        assert {(each.verb, each.path.rpartition("/")[2]) for each in asked} == {("get", "gpu")}
 
 
-def test_metrics_count_claims_by_result_and_failed_requests(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            with pytest.raises(PrepareError):
-                await node.claims.prepare_once(DRIVER, "ml", "none", "uid-2")
-            await node.unprepare()
-            _, text = await pages.page(place / "m", "/metrics")
-            counts = 'vfiomgr_claim_seconds_count{operation="%s",result="%s"} 1.0'
-            for made in (("prepare", "done"), ("prepare", "failed"), ("unprepare", "done")):
-                assert counts % made in text
-            failed = 'vfiomgr_api_errors_total{resource="resourceclaims",status="404",verb="get"}'
-            assert f"{failed} 1.0" in text
-
-    tell(story())
+async def test_metrics_count_claims_by_result_and_failed_requests(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        with pytest.raises(PrepareError):
+            await node.claims.prepare_once(DRIVER, "ml", "none", "uid-2")
+        await node.unprepare()
+        _, text = await pages.page(place / "m", "/metrics")
+        counts = 'vfiomgr_claim_seconds_count{operation="%s",result="%s"} 1.0'
+        for made in (("prepare", "done"), ("prepare", "failed"), ("unprepare", "done")):
+            assert counts % made in text
+        failed = 'vfiomgr_api_errors_total{resource="resourceclaims",status="404",verb="get"}'
+        assert f"{failed} 1.0" in text
 
 
-def test_a_claim_that_was_deleted_while_the_agent_was_away_is_released(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            await node.end_agent()
-            node.server.remove("resourceclaims", "ml/gpu")
-            await node.start_agent()
-            await node.until(lambda: node.claims.plugin(DRIVER))
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            await node.claims.unprepare(DRIVER, "ml", "gpu", "uid-1")
-            await node.plugins.until_capacity(RESOURCE, 3, 3)
-
-    tell(story())
+async def test_a_claim_that_was_deleted_while_the_agent_was_away_is_released(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        await node.end_agent()
+        node.server.remove("resourceclaims", "ml/gpu")
+        await node.start_agent()
+        await node.until(lambda: node.claims.plugin(DRIVER))
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        await node.claims.unprepare(DRIVER, "ml", "gpu", "uid-1")
+        await node.plugins.until_capacity(RESOURCE, 3, 3)
 
 
-def test_a_claim_without_a_record_is_known_from_the_kubelet(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            await node.end_agent()
-            shutil.rmtree(Path(node.kernel.root) / "run/vfiomgr/dra")
-            await node.plugins.until_capacity(RESOURCE, 3, 0)
-            await node.start_agent()
-            await node.until(lambda: node.claims.plugin(DRIVER))
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            assert (await node.status())["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
-
-    tell(story())
+async def test_a_claim_without_a_record_is_known_from_the_kubelet(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        await node.end_agent()
+        shutil.rmtree(Path(node.kernel.root) / "run/vfiomgr/dra")
+        await node.plugins.until_capacity(RESOURCE, 3, 0)
+        await node.start_agent()
+        await node.until(lambda: node.claims.plugin(DRIVER))
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        assert (await node.status())["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
 
 
 def taints(node: Cluster) -> dict[str, list[str]]:
@@ -208,87 +190,69 @@ def taints(node: Cluster) -> dict[str, list[str]]:
     }
 
 
-def test_a_device_whose_guest_crashed_is_tainted(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            start_guest(node.kernel, GPU, f"sandbox-{'a' * 64}")
-            await pages.until_guest_is_known(place / "m", GPU)
-            start_guest(node.kernel, GPU, f"sandbox-{'b' * 64}")
-            await node.until(lambda: taints(node)[DEVICE] == ["vfiomgr.io/sandbox-crashed"])
-            await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Unhealthy")
-            told = await node.end_agent()
-            assert f"{GPU}: quarantined for 60 s: guest sandbox-aaaa" in told
-            assert "aaaa of pod ml/train-0 ended while the pod had" in told
-
-    tell(story())
+async def test_a_device_whose_guest_crashed_is_tainted(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        start_guest(node.kernel, GPU, f"sandbox-{'a' * 64}")
+        await pages.until_guest_is_known(place / "m", GPU)
+        start_guest(node.kernel, GPU, f"sandbox-{'b' * 64}")
+        await node.until(lambda: taints(node)[DEVICE] == ["vfiomgr.io/sandbox-crashed"])
+        await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Unhealthy")
+        told = await node.end_agent()
+        assert f"{GPU}: quarantined for 60 s: guest sandbox-aaaa" in told
+        assert "aaaa of pod ml/train-0 ended while the pod had" in told
 
 
-def test_slices_come_back_after_the_kubelet_deleted_them(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            before = node.published()
-            await node.claims.restart()
-            await node.until(lambda: node.claims.plugin(DRIVER))
-            await node.until(lambda: node.published() == before)
-
-    tell(story())
+async def test_slices_come_back_after_the_kubelet_deleted_them(place: Path) -> None:
+    async with running(place) as node:
+        before = node.published()
+        await node.claims.restart()
+        await node.until(lambda: node.claims.plugin(DRIVER))
+        await node.until(lambda: node.published() == before)
 
 
-def test_an_agent_that_restarts_knows_the_claims_of_before(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE)
-            await node.prepare()
-            written = len(node.server.written())
-            await node.end_agent()
-            await node.plugins.until_capacity(RESOURCE, 3, 0)
-            await node.start_agent()
-            await node.until(lambda: node.claims.plugin(DRIVER))
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            await node.unprepare()
-            await node.plugins.until_capacity(RESOURCE, 3, 3)
-            assert len(node.server.written()) == written  # the slices are as they were
-
-    tell(story())
+async def test_an_agent_that_restarts_knows_the_claims_of_before(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        written = len(node.server.written())
+        await node.end_agent()
+        await node.plugins.until_capacity(RESOURCE, 3, 0)
+        await node.start_agent()
+        await node.until(lambda: node.claims.plugin(DRIVER))
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        await node.unprepare()
+        await node.plugins.until_capacity(RESOURCE, 3, 3)
+        assert len(node.server.written()) == written  # the slices are as they were
 
 
-def test_a_claim_of_the_same_name_with_another_uid_is_not_prepared(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE, uid="2")
-            with pytest.raises(PrepareError, match=r"its UID is .*, expected uid-1"):
-                await node.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
-            with pytest.raises(PrepareError, match="cannot get resourceclaims ml/none"):
-                await node.claims.prepare_once(DRIVER, "ml", "none", "uid-1")
-            await node.claims.unprepare(DRIVER, "ml", "none", "uid-3")
-
-    tell(story())
+async def test_a_claim_of_the_same_name_with_another_uid_is_not_prepared(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE, uid="2")
+        with pytest.raises(PrepareError, match=r"its UID is .*, expected uid-1"):
+            await node.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        with pytest.raises(PrepareError, match="cannot get resourceclaims ml/none"):
+            await node.claims.prepare_once(DRIVER, "ml", "none", "uid-1")
+        await node.claims.unprepare(DRIVER, "ml", "none", "uid-3")
 
 
-def test_claims_of_other_nodes_and_drivers_take_nothing_here(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            node.allocate(DEVICE, pool="gpu-10", name="theirs")
-            node.server.put("resourceclaims", {"metadata": {"name": "new", "namespace": "ml"}})
-            node.allocate("pci-0000-02-00-0", name="ours", uid="2")
-            await node.prepare("ours", "2")
-            await node.plugins.until_capacity(RESOURCE, 3, 2)
-            assert (await node.status())["claims"] == [{"device": OTHER, "claim": "ml/ours"}]
-
-    tell(story())
+async def test_claims_of_other_nodes_and_drivers_take_nothing_here(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE, pool="gpu-10", name="theirs")
+        node.server.put("resourceclaims", {"metadata": {"name": "new", "namespace": "ml"}})
+        node.allocate("pci-0000-02-00-0", name="ours", uid="2")
+        await node.prepare("ours", "2")
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        assert (await node.status())["claims"] == [{"device": OTHER, "claim": "ml/ours"}]
 
 
-def test_a_container_does_not_start_with_a_device_of_a_claim(place: Path) -> None:
-    async def story() -> None:
-        settings = AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c")
-        agent: Any = Agent(settings, print)
-        agent.driver = SimpleNamespace(claims={GPU: "ml/gpu"})
-        with pytest.raises(Refusal, match=f"{GPU} belongs to ResourceClaim ml/gpu"):
-            await agent._verify(RESOURCE, (GPU,))
-
-    tell(story())
+async def test_a_container_does_not_start_with_a_device_of_a_claim(place: Path) -> None:
+    settings = AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c")
+    agent: Any = Agent(settings, print)
+    agent.driver = SimpleNamespace(claims={GPU: "ml/gpu"})
+    with pytest.raises(Refusal, match=f"{GPU} belongs to ResourceClaim ml/gpu"):
+        await agent._verify(RESOURCE, (GPU,))
 
 
 def test_the_uid_of_the_agents_pod_is_in_the_names_of_its_sockets(

@@ -15,7 +15,7 @@ from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.node.dra_claims import Direct
-from tests.unit.node.stories import gpu_node, tell
+from tests.unit.node.stories import answer, gpu_node
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
@@ -62,7 +62,7 @@ class Scans:
     async def run(self) -> None:
         """Answer questions until the task is cancelled."""
         while True:
-            await self.use(self.scanner.answer(await self._asked.get()))
+            await self.use(answer(self.scanner, await self._asked.get()))
 
     async def tell(self, **facts: Any) -> None:
         """Change what the scans know."""
@@ -185,219 +185,192 @@ def first(made: Node, size: str) -> str:
     return name
 
 
-def test_a_device_that_is_not_published_any_more_is_made_again_for_its_claim(
+async def test_a_device_that_is_not_published_any_more_is_made_again_for_its_claim(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            name = first(made, "4q").removesuffix("0") + "1"
-            assert name not in made.devices()  # the size is open: there is one device of each type
-            made.allocate(name, pool=POOL)
-            uid = made.server.objects("resourceclaims")[0]["metadata"]["uid"]
-            (device,) = await made.claims.prepare_once(DRIVER, "ml", "gpu", uid)
-            assert device.device_name == name
-            assert len(Host(kernel).vgpus) == 1
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        name = first(made, "4q").removesuffix("0") + "1"
+        assert name not in made.devices()  # the size is open: there is one device of each type
+        made.allocate(name, pool=POOL)
+        uid = made.server.objects("resourceclaims")[0]["metadata"]["uid"]
+        (device,) = await made.claims.prepare_once(DRIVER, "ml", "gpu", uid)
+        assert device.device_name == name
+        assert len(Host(kernel).vgpus) == 1
 
 
-def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
+async def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            before = made.published()
-            name = first(made, "4q")
-            made.allocate(name, pool=POOL)
-            made.creator.between = made.scan
-            (device,) = await made.prepare()
-            assert (device.pool_name, device.device_name) == (POOL, name)
-            (vgpu,) = Host(kernel).vgpus
-            await made.until(lambda: made.claims.state(DRIVER, POOL, name) == "Healthy")
-            assert made.agent._pages.status().claims[0].device == vgpu.name
-            await made.until(lambda: name in made.devices())
-            await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})  # a T4 has one size only
-            assert f"vgpu-{vgpu.name}" not in made.devices()
-            await made.unprepare()
-            assert not Host(kernel).vgpus
-            await made.until(lambda: made.published() == before)
-            assert made.scans.offered == set()
-            assert not made.agent._pages.status().resources
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        before = made.published()
+        name = first(made, "4q")
+        made.allocate(name, pool=POOL)
+        made.creator.between = made.scan
+        (device,) = await made.prepare()
+        assert (device.pool_name, device.device_name) == (POOL, name)
+        (vgpu,) = Host(kernel).vgpus
+        await made.until(lambda: made.claims.state(DRIVER, POOL, name) == "Healthy")
+        assert made.agent._pages.status().claims[0].device == vgpu.name
+        await made.until(lambda: name in made.devices())
+        await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})  # a T4 has one size only
+        assert f"vgpu-{vgpu.name}" not in made.devices()
+        await made.unprepare()
+        assert not Host(kernel).vgpus
+        await made.until(lambda: made.published() == before)
+        assert made.scans.offered == set()
+        assert not made.agent._pages.status().resources
 
 
-def test_a_vgpu_that_could_not_be_prepared_is_never_offered_to_pods(
+async def test_a_vgpu_that_could_not_be_prepared_is_never_offered_to_pods(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
+    async with node(place, kernel, monkeypatch) as made:
 
-            async def fail() -> None:
-                await made.scan()
-                message = "the kernel did not finish"
-                raise HostError(message)
-
-            before = made.published()
-            made.allocate(first(made, "4q"), pool=POOL)
-            made.creator.between = fail
-            with pytest.raises(PrepareError, match="the kernel did not finish"):
-                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
-            assert not Host(kernel).vgpus
+        async def fail() -> None:
             await made.scan()
-            made.creator.between = None
-            await made.prepare()
-            await made.unprepare()
-            await made.until(lambda: made.published() == before)
-            assert made.scans.offered == set()
-            assert not made.agent._pages.status().resources
+            message = "the kernel did not finish"
+            raise HostError(message)
 
-    tell(story())
+        before = made.published()
+        made.allocate(first(made, "4q"), pool=POOL)
+        made.creator.between = fail
+        with pytest.raises(PrepareError, match="the kernel did not finish"):
+            await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        assert not Host(kernel).vgpus
+        await made.scan()
+        made.creator.between = None
+        await made.prepare()
+        await made.unprepare()
+        await made.until(lambda: made.published() == before)
+        assert made.scans.offered == set()
+        assert not made.agent._pages.status().resources
 
 
-def test_vgpus_of_claims_fill_a_gpu_as_counters_say(
+async def test_vgpus_of_claims_fill_a_gpu_as_counters_say(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            begun = first(made, "8q").removesuffix("-0")
-            for number in (0, 1):
-                made.allocate(f"{begun}-{number}", pool=POOL, name=f"g{number}", uid=str(number))
-                await made.prepare(f"g{number}", str(number))
-            assert len(Host(kernel).vgpus) == 2
-            for number in (0, 1):
-                await made.unprepare(f"g{number}", str(number))
-            assert not Host(kernel).vgpus
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        begun = first(made, "8q").removesuffix("-0")
+        for number in (0, 1):
+            made.allocate(f"{begun}-{number}", pool=POOL, name=f"g{number}", uid=str(number))
+            await made.prepare(f"g{number}", str(number))
+        assert len(Host(kernel).vgpus) == 2
+        for number in (0, 1):
+            await made.unprepare(f"g{number}", str(number))
+        assert not Host(kernel).vgpus
 
 
-def test_an_agent_that_restarts_keeps_the_vgpus_of_claims_for_them(
+async def test_an_agent_that_restarts_keeps_the_vgpus_of_claims_for_them(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            made.allocate(first(made, "4q"), pool=POOL)
-            await made.prepare()
-            await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})
-            published = made.published()
-            await made.restart_agent()
-            await made.until_published()
-            await made.scan()
-            await made.until(lambda: made.published() == published)
-            assert made.scans.offered == set()
-            await made.unprepare()
-            assert not Host(kernel).vgpus
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        made.allocate(first(made, "4q"), pool=POOL)
+        await made.prepare()
+        await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})
+        published = made.published()
+        await made.restart_agent()
+        await made.until_published()
+        await made.scan()
+        await made.until(lambda: made.published() == published)
+        assert made.scans.offered == set()
+        await made.unprepare()
+        assert not Host(kernel).vgpus
 
 
-def test_a_vgpu_is_no_device_for_others_while_it_is_created_for_a_claim(
+async def test_a_vgpu_is_no_device_for_others_while_it_is_created_for_a_claim(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            reports = []
+    async with node(place, kernel, monkeypatch) as made:
+        reports = []
 
-            async def look() -> None:
-                reports.append(made.scans.scanner.scan())
+        async def look() -> None:
+            reports.append(made.scans.scanner.scan())
 
-            made.allocate(first(made, "4q"), pool=POOL)
-            made.creator.between = look
-            await made.prepare()
-            await made.unprepare()
-            (report,) = reports
-            assert report.inventory is not None
-            assert list(report.inventory.units) == []
-            await made.scans.use(report)
-            assert made.scans.offered == set()
-
-    tell(story())
+        made.allocate(first(made, "4q"), pool=POOL)
+        made.creator.between = look
+        await made.prepare()
+        await made.unprepare()
+        (report,) = reports
+        assert report.inventory is not None
+        assert list(report.inventory.units) == []
+        await made.scans.use(report)
+        assert made.scans.offered == set()
 
 
-def test_a_claim_gets_the_device_of_a_pod_as_soon_as_the_kubelet_says_that_the_pod_ended(
+async def test_a_claim_gets_the_device_of_a_pod_as_soon_as_the_kubelet_says_that_the_pod_ended(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = gpu_node(place, 1)
     monkeypatch.setattr(driver, "_AGAIN", 0.01)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            await made.plugins.until_capacity(RESOURCE, 1, 1)
-            await made.plugins.admit("ml/pod", RESOURCE, 1)
-            await made.agent.ledger.ask()
-            made.agent._pods_at = math.inf  # the kubelet is asked by whoever needs the answer
-            made.allocate(DEVICE)
-            monkeypatch.setattr(driver, "_HANDOVER", 0.0)
-            with pytest.raises(PrepareError, match=r"is assigned to pod .* by the device plugin"):
-                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
-            await made.plugins.restart_containers("ml/pod")  # the pod still has its device
-            assert made.agent._pages.status().claims == ()
-            monkeypatch.setattr(driver, "_HANDOVER", 30.0)
-            made.agent.ledger._called_at -= 60
-            asked = made.plugins.asked
-            waiting = asyncio.create_task(made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1"))
-            await made.until(lambda: made.plugins.asked > asked)
-            made.plugins.pods.clear()
-            made.agent.ledger._called_at -= 60
-            (prepared,) = await waiting
-            assert prepared.device_name == DEVICE
-            await made.plugins.until_capacity(RESOURCE, 1, 0)
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        await made.plugins.until_capacity(RESOURCE, 1, 1)
+        await made.plugins.admit("ml/pod", RESOURCE, 1)
+        await made.agent.ledger.ask()
+        made.agent._pods_at = math.inf  # the kubelet is asked by whoever needs the answer
+        made.allocate(DEVICE)
+        monkeypatch.setattr(driver, "_HANDOVER", 0.0)
+        with pytest.raises(PrepareError, match=r"is assigned to pod .* by the device plugin"):
+            await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        await made.plugins.restart_containers("ml/pod")  # the pod still has its device
+        assert made.agent._pages.status().claims == ()
+        monkeypatch.setattr(driver, "_HANDOVER", 30.0)
+        made.agent.ledger._called_at -= 60
+        asked = made.plugins.asked
+        waiting = asyncio.create_task(made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1"))
+        await made.until(lambda: made.plugins.asked > asked)
+        made.plugins.pods.clear()
+        made.agent.ledger._called_at -= 60
+        (prepared,) = await waiting
+        assert prepared.device_name == DEVICE
+        await made.plugins.until_capacity(RESOURCE, 1, 0)
 
 
-def test_the_kubelet_is_asked_often_while_a_pod_has_a_device_that_a_claim_may_get(
+async def test_the_kubelet_is_asked_often_while_a_pod_has_a_device_that_a_claim_may_get(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = gpu_node(place, 1)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            await made.plugins.until_capacity(RESOURCE, 1, 1)
-            assert made.agent._pods_interval == made.agent._settings.pods_interval == 30
-            await made.plugins.admit("ml/pod", RESOURCE, 1)
-            made.agent.ledger._called_at -= 60
-            await made.agent.ledger.ask()
-            assert made.agent._pods_interval == agent._SHARED <= 3
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        await made.plugins.until_capacity(RESOURCE, 1, 1)
+        assert made.agent._pods_interval == made.agent._settings.pods_interval == 30
+        await made.plugins.admit("ml/pod", RESOURCE, 1)
+        made.agent.ledger._called_at -= 60
+        await made.agent.ledger.ask()
+        assert made.agent._pods_interval == agent._SHARED <= 3
 
 
-def test_nothing_is_prepared_or_released_before_the_pods_of_the_node_are_known(
+async def test_nothing_is_prepared_or_released_before_the_pods_of_the_node_are_known(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
 
-    async def story() -> None:
-        async with node(place, kernel, monkeypatch) as made:
-            name = first(made, "4q")
-            made.allocate(name, pool=POOL)
-            await made.until(lambda: name in made.devices())
-            scanner = made.scans.scanner
-            assert scanner.scan().knows_pods
-            scanner._knows_pods = False  # as in a new process
-            await made.scan()
-            with pytest.raises(PrepareError, match="its pods are not known yet"):
-                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
-            released = asyncio.create_task(made.claims.unprepare(DRIVER, "ml", "gpu", "uid-1"))
-            await made.until(lambda: "its pods are not known yet" in "".join(made.claims.failures))
-            scanner._knows_pods = True
-            await made.scan()
-            await released
-            await made.prepare()
-            assert Host(kernel).vgpus
-
-    tell(story())
+    async with node(place, kernel, monkeypatch) as made:
+        name = first(made, "4q")
+        made.allocate(name, pool=POOL)
+        await made.until(lambda: name in made.devices())
+        scanner = made.scans.scanner
+        assert scanner.scan().knows_pods
+        scanner._knows_pods = False  # as in a new process
+        await made.scan()
+        with pytest.raises(PrepareError, match="its pods are not known yet"):
+            await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        released = asyncio.create_task(made.claims.unprepare(DRIVER, "ml", "gpu", "uid-1"))
+        await made.until(lambda: "its pods are not known yet" in "".join(made.claims.failures))
+        scanner._knows_pods = True
+        await made.scan()
+        await released
+        await made.prepare()
+        assert Host(kernel).vgpus

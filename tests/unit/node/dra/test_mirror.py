@@ -12,9 +12,9 @@ import pytest
 
 from tests.fakes.api_rules import Refused
 from tests.fakes.api_server import ApiServer
-from tests.unit.node.stories import tell, until
-from vfiomgr.node.dra.api import CLAIMS, Api
-from vfiomgr.node.dra.mirror import Mirror
+from tests.unit.node.stories import until
+from vfiomgr.node.api_server import CLAIMS, Api
+from vfiomgr.node.dra.publisher import Mirror
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -73,166 +73,133 @@ def lists(server: ApiServer) -> int:
     return sum(each.method == "GET" and not each.is_watch for each in server.requests)
 
 
-def test_changes_are_followed_and_each_is_reported(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            assert found.changes == 1
-            server.put(PLURAL, claim("b"))
-            await found.until("a", "b")
-            server.put(PLURAL, claim("b", devices={}))
-            await until(lambda: found.mirror.objects["ml/b"]["spec"])
-            server.remove(PLURAL, "ml/a")
-            await found.until("b")
-            assert found.changes == 4
-            assert lists(server) == 1
-            assert found.told == []
-
-    tell(story())
+async def test_changes_are_followed_and_each_is_reported(place: Path) -> None:
+    async with following(place) as (server, found):
+        assert found.changes == 1
+        server.put(PLURAL, claim("b"))
+        await found.until("a", "b")
+        server.put(PLURAL, claim("b", devices={}))
+        await until(lambda: found.mirror.objects["ml/b"]["spec"])
+        server.remove(PLURAL, "ml/a")
+        await found.until("b")
+        assert found.changes == 4
+        assert lists(server) == 1
+        assert found.told == []
 
 
-def test_a_stream_that_ends_is_resumed_at_the_last_version(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            server.put(PLURAL, claim("b"))
-            await found.until("a", "b")
-            server.end_watches()
-            await until(lambda: len(server.watches()) == 2)
-            server.put(PLURAL, claim("c"))
-            await found.until("a", "b", "c")
-            assert found.told == []
-            server.stop()
-            server.remove(PLURAL, "ml/b")
-            server.start()
-            await found.until("a", "c")
-            versions = [each.query["resourceVersion"] for each in server.watches()]
-            assert versions == ["101", "102", "103"]
-            assert lists(server) == 1
-
-    tell(story())
+async def test_a_stream_that_ends_is_resumed_at_the_last_version(place: Path) -> None:
+    async with following(place) as (server, found):
+        server.put(PLURAL, claim("b"))
+        await found.until("a", "b")
+        server.end_watches()
+        await until(lambda: len(server.watches()) == 2)
+        server.put(PLURAL, claim("c"))
+        await found.until("a", "b", "c")
+        assert found.told == []
+        server.stop()
+        server.remove(PLURAL, "ml/b")
+        server.start()
+        await found.until("a", "c")
+        versions = [each.query["resourceVersion"] for each in server.watches()]
+        assert versions == ["101", "102", "103"]
+        assert lists(server) == 1
 
 
-def test_a_bookmark_moves_the_version_on(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            version = str(server.bookmark())
-            server.end_watches()
-            await until(lambda: len(server.watches()) == 2)
-            assert server.watches()[1].query["resourceVersion"] == version
-            assert (lists(server), found.changes) == (1, 1)
-
-    tell(story())
+async def test_a_bookmark_moves_the_version_on(place: Path) -> None:
+    async with following(place) as (server, found):
+        version = str(server.bookmark())
+        server.end_watches()
+        await until(lambda: len(server.watches()) == 2)
+        assert server.watches()[1].query["resourceVersion"] == version
+        assert (lists(server), found.changes) == (1, 1)
 
 
 @pytest.mark.parametrize("is_status", [True, False])
-def test_after_a_lost_version_all_is_listed_again(*, is_status: bool, place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            server.is_gone_a_status = is_status
-            server.stop()
-            server.remove(PLURAL, "ml/a")
-            server.put(PLURAL, claim("b"))
-            server.forget()
-            server.start()
-            await found.until("b")
-            await until(lambda: lists(server) == 2)
-            assert not any("too old" in told for told in found.told)
-
-    tell(story())
+async def test_after_a_lost_version_all_is_listed_again(*, is_status: bool, place: Path) -> None:
+    async with following(place) as (server, found):
+        server.is_gone_a_status = is_status
+        server.stop()
+        server.remove(PLURAL, "ml/a")
+        server.put(PLURAL, claim("b"))
+        server.forget()
+        server.start()
+        await found.until("b")
+        await until(lambda: lists(server) == 2)
+        assert not any("too old" in told for told in found.told)
 
 
-def test_a_server_that_is_down_is_reported_once_and_found_again(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            server.stop()
-            await until(lambda: found.told)
-            server.put(PLURAL, claim("b"))
-            server.start()
-            await found.until("a", "b")
-            assert all(told.startswith("cannot watch resourceclaims: ") for told in found.told)
-            assert len(found.told) == len(set(found.told))
-
-    tell(story())
+async def test_a_server_that_is_down_is_reported_once_and_found_again(place: Path) -> None:
+    async with following(place) as (server, found):
+        server.stop()
+        await until(lambda: found.told)
+        server.put(PLURAL, claim("b"))
+        server.start()
+        await found.until("a", "b")
+        assert all(told.startswith("cannot watch resourceclaims: ") for told in found.told)
+        assert len(found.told) == len(set(found.told))
 
 
-def test_a_server_that_refuses_is_asked_in_growing_intervals(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            begun = time.monotonic()
-            server.read_answers = [503] * 4
-            server.end_watches()
-            await until(lambda: len(server.watches()) == 6)
-            assert time.monotonic() - begun >= 0.1 + 0.2 + 0.4 + 0.8
-            assert found.told == ["cannot watch resourceclaims: because"]
-            server.put(PLURAL, claim("b"))
-            await found.until("a", "b")
-            server.read_answers = [503]
-            server.end_watches()
-            await until(lambda: len(found.told) == 2)
-
-    tell(story())
+async def test_a_server_that_refuses_is_asked_in_growing_intervals(place: Path) -> None:
+    async with following(place) as (server, found):
+        begun = time.monotonic()
+        server.read_answers = [503] * 4
+        server.end_watches()
+        await until(lambda: len(server.watches()) == 6)
+        assert time.monotonic() - begun >= 0.1 + 0.2 + 0.4 + 0.8
+        assert found.told == ["cannot watch resourceclaims: because"]
+        server.put(PLURAL, claim("b"))
+        await found.until("a", "b")
+        server.read_answers = [503]
+        server.end_watches()
+        await until(lambda: len(found.told) == 2)
 
 
-def test_streams_that_end_at_once_are_no_busy_loop(
+async def test_streams_that_end_at_once_are_no_busy_loop(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with following(place) as (server, _):
-            begun = time.monotonic()
-            monkeypatch.setattr(server, "stream", lambda _: iter([None]))
-            server.end_watches()
-            await until(lambda: len(server.watches()) == 5)
-            assert time.monotonic() - begun >= 0.1 + 0.2 + 0.4 + 0.8
-
-    tell(story())
+    async with following(place) as (server, _):
+        begun = time.monotonic()
+        monkeypatch.setattr(server, "stream", lambda _: iter([None]))
+        server.end_watches()
+        await until(lambda: len(server.watches()) == 5)
+        assert time.monotonic() - begun >= 0.1 + 0.2 + 0.4 + 0.8
 
 
-def test_the_server_says_how_long_to_wait(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, _):
-            begun = time.monotonic()
-            server.read_answers = [Refused(429, "too many requests", retry_after=2)]
-            server.end_watches()
-            await until(lambda: len(server.watches()) == 3)
-            assert time.monotonic() - begun >= 2
-
-    tell(story())
+async def test_the_server_says_how_long_to_wait(place: Path) -> None:
+    async with following(place) as (server, _):
+        begun = time.monotonic()
+        server.read_answers = [Refused(429, "too many requests", retry_after=2)]
+        server.end_watches()
+        await until(lambda: len(server.watches()) == 3)
+        assert time.monotonic() - begun >= 2
 
 
-def test_what_was_noted_is_newer_than_the_stream(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            old = found.mirror.objects["ml/a"]
-            new = server.put(PLURAL, claim("a", devices={}))
-            found.mirror.note(new)
-            assert not found.mirror.note(old)
-            server.put(PLURAL, claim("b"))
-            await found.until("a", "b")
-            assert found.mirror.objects["ml/a"]["spec"] == {"devices": {}}
-            assert found.changes == 2  # the event of `new` is no news
-
-    tell(story())
+async def test_what_was_noted_is_newer_than_the_stream(place: Path) -> None:
+    async with following(place) as (server, found):
+        old = found.mirror.objects["ml/a"]
+        new = server.put(PLURAL, claim("a", devices={}))
+        found.mirror.note(new)
+        assert not found.mirror.note(old)
+        server.put(PLURAL, claim("b"))
+        await found.until("a", "b")
+        assert found.mirror.objects["ml/a"]["spec"] == {"devices": {}}
+        assert found.changes == 2  # the event of `new` is no news
 
 
-def test_a_claim_of_the_same_name_survives_the_end_of_the_first(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            server.remove(PLURAL, "ml/a")
-            found.mirror.note(server.put(PLURAL, claim("a", devices={})))
-            server.put(PLURAL, claim("b"))
-            await found.until("a", "b")
-            assert found.changes == 2
-
-    tell(story())
+async def test_a_claim_of_the_same_name_survives_the_end_of_the_first(place: Path) -> None:
+    async with following(place) as (server, found):
+        server.remove(PLURAL, "ml/a")
+        found.mirror.note(server.put(PLURAL, claim("a", devices={})))
+        server.put(PLURAL, claim("b"))
+        await found.until("a", "b")
+        assert found.changes == 2
 
 
-def test_an_answer_that_arrives_after_the_deletion_is_ignored(place: Path) -> None:
-    async def story() -> None:
-        async with following(place) as (server, found):
-            created = deepcopy(server.put(PLURAL, claim("b")))
-            await found.until("a", "b")
-            server.remove(PLURAL, "ml/b")
-            await found.until("a")
-            assert not found.mirror.note(created)
-            assert found.names == {"ml/a"}
-
-    tell(story())
+async def test_an_answer_that_arrives_after_the_deletion_is_ignored(place: Path) -> None:
+    async with following(place) as (server, found):
+        created = deepcopy(server.put(PLURAL, claim("b")))
+        await found.until("a", "b")
+        server.remove(PLURAL, "ml/b")
+        await found.until("a")
+        assert not found.mirror.note(created)
+        assert found.names == {"ml/a"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import UsageError
+from vfiomgr.node.dra.claims import API_VERSION, KIND, read_parameters
 from vfiomgr.node.dra.model import Parameters
-from vfiomgr.node.dra.parameters import API_VERSION, KIND, read_parameters
 
 HEAD = {"apiVersion": API_VERSION, "kind": KIND}
 WHERE = "claim research/gpu"

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.node.dra.model import Consumption, CounterSet, DraDevice, Pool, Taint, Target
 from vfiomgr.node.model import Inventory, NodeResource, NodeUnit
-from vfiomgr.node.simulation.cluster import Cluster, template_of
 from vfiomgr.node.simulation.objects import read_simulation
-from vfiomgr.node.simulation.scheduler import Scheduler
+from vfiomgr.node.simulation.scheduler import Cluster, Scheduler, template_of
 from vfiomgr.node.simulation.selectors import Selectors
 from vfiomgr.units import GIB
 
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from vfiomgr.node.dra.model import AttributeValue
-    from vfiomgr.node.simulation.cluster import NodeTemplate
     from vfiomgr.node.simulation.model import SimulationResult
+    from vfiomgr.node.simulation.scheduler import NodeTemplate
 
 NODE = "one"
 MEMORY, FUNCTIONS = 48 * GIB, 4

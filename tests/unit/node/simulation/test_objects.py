@@ -7,9 +7,8 @@ import pytest
 from tests.unit.node.simulation.made import cel, claim, exactly, pods
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.kubernetes import template
-from vfiomgr.node.simulation.claims import CLASSES
 from vfiomgr.node.simulation.model import Workload
-from vfiomgr.node.simulation.objects import Objects, read_simulation
+from vfiomgr.node.simulation.objects import CLASSES, Objects, read_simulation
 from vfiomgr.node.simulation.selectors import Selectors
 
 CLASS = """\

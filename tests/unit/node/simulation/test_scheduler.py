@@ -23,8 +23,8 @@ from tests.unit.node.simulation.made import (
     unit,
 )
 from vfiomgr.node.model import Inventory
-from vfiomgr.node.simulation.cluster import Cluster, template_of
 from vfiomgr.node.simulation.model import NodeUse
+from vfiomgr.node.simulation.scheduler import Cluster, template_of
 from vfiomgr.units import GIB
 
 VGPU = "vgpu.vfiomgr.io"

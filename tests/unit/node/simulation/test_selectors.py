@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.node.dra.model import DraDevice, Target
-from vfiomgr.node.simulation import cel_cost
-from vfiomgr.node.simulation.selectors import SelectorError, Selectors, facts_of
+from vfiomgr.node.simulation import selectors
+from vfiomgr.node.simulation.selectors import _MOST_SIZE, SelectorError, Selectors, facts_of
 from vfiomgr.units import GIB
 
 DEVICE = DraDevice(
@@ -107,15 +107,15 @@ def test_an_expression_is_evaluated_once_for_equal_devices(monkeypatch: pytest.M
 def test_an_expression_that_costs_more_than_kubernetes_allows_is_ended(
     expression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cel_cost, "MOST_STEPS", 10_000)
+    monkeypatch.setattr("vfiomgr.node.simulation.selectors.MOST_STEPS", 10_000)
     selectors = Selectors()
     with pytest.raises(SelectorError, match=r"^actual cost limit exceeded$"):
         selectors.matches(expression, facts_of(DEVICE))
-    assert selectors._meter.steps <= 10_000 + cel_cost._MOST_SIZE
+    assert selectors._meter.steps <= 10_000 + _MOST_SIZE
 
 
 def test_the_limits_are_those_of_kubernetes() -> None:
-    assert (cel_cost.MOST_STEPS, cel_cost.MOST_BYTES) == (1_000_000, 10_240)
+    assert (selectors.MOST_STEPS, selectors.MOST_BYTES) == (1_000_000, 10_240)
 
 
 @pytest.mark.parametrize(
