@@ -150,7 +150,7 @@ _PLANNERS = (
 )
 _NEVER_TOLD = ("vgpu remove --all --parent X",)
 """Of removing by the name of a GPU, which no layout does."""
-_COMMANDS = ("_at_boot",)
+_COMMANDS = ("_at_boot", "_command")
 """Functions that build the value of an option, for which a layout has other words."""
 _TRANSLATED = ("Option",)
 """What has options as such, for which a layout has other words."""

@@ -30,6 +30,12 @@ LIST, ALLOCATE = f"/{DEVICE_PLUGIN}/ListAndWatch", f"/{DEVICE_PLUGIN}/Allocate"
 LARGE = bytes(1 << 20)
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, but for gRPC's word that the loop of an earlier test is closed."""
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "PollerCompletionQueue" not in message]
+
+
 class Plugin:
     """A device plugin that sends as much as is read, and allocates nothing."""
 
@@ -172,7 +178,7 @@ def test_a_client_that_does_not_read_holds_up_nothing(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(story())
-    assert not caplog.records
+    assert logged(caplog) == []
 
 
 def test_a_call_that_waits_to_send_its_end_ends_with_its_connection(tmp_path: Path) -> None:
@@ -330,4 +336,4 @@ def test_what_is_not_http_ends_its_own_connection_only(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(story())
-    assert not caplog.records
+    assert logged(caplog) == []
