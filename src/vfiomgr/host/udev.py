@@ -33,7 +33,8 @@ _CONTINUED = expression(r"\\\n\s*")
 _ACCESS = expression(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
 _CONTAINER = expression(r'\bKERNEL *== *"vfio"')
 """A match of /dev/vfio/vfio, which is not a node of a group or a function."""
-_SUBSYSTEMS = ("pci", "mdev", "vfio", "vfio-dev", "drm", "accel", "sound", "infiniband_verbs")
+_NODES_OF_HOST = ("drm", "accel", "sound", "infiniband_verbs", "uio")
+_SUBSYSTEMS = ("pci", "mdev", "vfio", "vfio-dev", *_NODES_OF_HOST)
 """Subsystems of functions, of their nodes for guests, and of those on the host.
 
 Nodes of groups are of `vfio`, and cdevs of `vfio-dev` (drivers/vfio/group.c, vfio_main.c).

@@ -87,7 +87,7 @@ _FOR_GUESTS = frozenset(
     {
         *("modalias", "vendor", "device", "class", "subsystem_vendor", "subsystem_device"),
         *("driver", "iommu_group", "physfn", "vfio-dev", "mdev_supported_types", "nvidia"),
-        *("drm", "accel", "infiniband_verbs", "infiniband_mad", "sound"),
+        *("drm", "accel", "infiniband_verbs", "infiniband_mad", "uio", "sound"),
     }
 )
 """What tells whether a function is in use, and by whom."""
@@ -355,6 +355,7 @@ _DIRECTORIES = {
     "accel": (expression(r"accel\d+"), "/dev/accel"),
     "infiniband_verbs": (expression(r"uverbs\d+"), "/dev/infiniband"),
     "infiniband_mad": (expression(r"(umad|issm)\d+"), "/dev/infiniband"),
+    "uio": (expression(r"uio\d+"), "/dev"),
 }
 """Subdirectories of a function by class, and where udev creates their nodes."""
 _OWNERS = frozenset({*_DIRECTORIES, "sound"})

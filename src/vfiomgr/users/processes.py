@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import PCI_DRIVERS, HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.users.disks import functions_below, remote_places
 from vfiomgr.users.model import DeviceUser, UnknownUsers, warn
@@ -75,6 +75,7 @@ _WATCHED = (
     "/dev/accel/",
     "/dev/snd/",
     "/dev/infiniband/",
+    "/dev/uio",
     "/dev/nvidia",
     "/dev/kfd",
 )
@@ -91,6 +92,7 @@ _NUMBERED = {
     "sound": "/dev/snd/",
     "infiniband_verbs": "/dev/infiniband/",
     "infiniband_mad": "/dev/infiniband/",
+    "uio": "/dev/",
     "kfd": "/dev/",
     "vfio": _VFIO,
     "vfio-dev": "/dev/vfio/devices/",
@@ -102,10 +104,10 @@ are not GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-m
 _NVIDIA_GPUS = range(254)
 _MODESET = "/dev/nvidia-modeset"
 """One node for all GPUs (nvidia-modeset-linux.c of open-gpu-kernel-modules): a program can keep
-GPUs open by it alone, and the driver's unbind waits for them."""
+GPUs open by it alone, and the driver's unbind waits for them. A client of the driver that has nodes
+of GPUs open uses these; one that has none may use each of them."""
 _MODESET_MINOR = 254
 _NVIDIA_GPU = expression(r"/dev/nvidia\d+")
-_GPUS_OF_NVIDIA = HostPath("/proc/driver/nvidia/gpus")
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
@@ -140,14 +142,13 @@ def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] 
         if any(map(_NVIDIA_GPU.fullmatch, watched[pid])):
             watched[pid].discard(_MODESET)  # it uses the GPUs that it has open
     if any(_MODESET in nodes for nodes in watched.values()):
-        functions |= {_MODESET: _gpus_of_nvidia(tree)}
+        functions |= {_MODESET: _functions_of_nvidia(tree)}
     return _described(tree, watched, functions)
 
 
-def _gpus_of_nvidia(tree: HostTree) -> tuple[PciAddress, ...]:
-    return tuple(
-        PciAddress.parse(name) for name in filter(is_address, tree.children(_GPUS_OF_NVIDIA))
-    )
+def _functions_of_nvidia(tree: HostTree) -> tuple[PciAddress, ...]:
+    bound = filter(is_address, tree.children(PCI_DRIVERS / "nvidia"))
+    return tuple(map(PciAddress.parse, sorted(bound)))
 
 
 def _lives(tree: HostTree, pid: str) -> bool:

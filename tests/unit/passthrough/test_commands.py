@@ -197,13 +197,20 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     assert "in use by        python3 (PID 812)" in run("show", "0000:02:00.0").stdout
 
 
-def test_an_adapter_whose_verbs_are_open_is_refused(run: Run, kernel: FakeKernel) -> None:
-    kernel.sysfs.make("/sys/bus/pci/devices/0000:05:00.0/infiniband_verbs/uverbs0")
-    kernel.sysfs.put("/proc/813/comm", "ib_write_bw")
-    kernel.sysfs.link_absolute("/proc/813/fd/3", "/dev/infiniband/uverbs0")
+@pytest.mark.parametrize(
+    ("place", "node"),
+    [("infiniband_verbs/uverbs0", "/dev/infiniband/uverbs0"), ("uio/uio0", "/dev/uio0")],
+)
+def test_an_adapter_that_a_program_drives_by_a_node_is_refused(
+    run: Run, kernel: FakeKernel, place: str, node: str
+) -> None:
+    """RDMA, and DPDK on uio_pci_generic or igb_uio."""
+    kernel.sysfs.make(f"/sys/bus/pci/devices/0000:05:00.0/{place}")
+    kernel.sysfs.put("/proc/813/comm", "dpdk-testpmd")
+    kernel.sysfs.link_absolute("/proc/813/fd/3", node)
     refused = run("bind", "0000:05:00.0")
     assert refused.status == 4
-    assert "is in use by: ib_write_bw (PID 813)" in refused.stderr
+    assert "is in use by: dpdk-testpmd (PID 813)" in refused.stderr
     assert run("bind", "0000:05:00.0", "--allow", "in-use").status == 0
 
 

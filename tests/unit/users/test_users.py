@@ -67,8 +67,9 @@ def test_a_process_with_only_the_modeset_node_may_use_each_gpu_of_nvidia(tmp_pat
         proc/8/comm: Xorg
         proc/8/fd/3 -> /dev/nvidia-modeset
         proc/8/fd/4 -> /dev/nvidia1
-        proc/driver/nvidia/gpus/0000:01:00.0/information: Device Minor: 0
-        proc/driver/nvidia/gpus/0000:02:00.0/information: Device Minor: 1
+        sys/bus/pci/drivers/nvidia/bind:
+        sys/bus/pci/drivers/nvidia/0000:01:00.0/driver: x
+        sys/bus/pci/drivers/nvidia/0000:02:00.0/driver: x
         """,
     )
     gpus = tuple(map(PciAddress.parse, ("0000:01:00.0", "0000:02:00.0")))
