@@ -35,6 +35,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj: object) -> None:
+    """Have anyio run each coroutine; its option for all tests is unknown where it is missing."""
+    if iscoroutinefunction(obj):
+        pytest.mark.anyio(obj)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """End coroutines after a time."""
     for item in items:
