@@ -35,6 +35,20 @@ def document(*results: Any, config: Any = None, **metadata: Any) -> dict[str, An
     }
 
 
+def without(status: dict[str, Any]) -> dict[str, Any]:
+    """A claim that is not allocated."""
+    return {"metadata": document()["metadata"], **status}
+
+
+NOT_ALLOCATED: tuple[dict[str, Any], ...] = (
+    {},
+    {"status": None},
+    {"status": {}},
+    {"status": {"allocation": None}},
+    {"status": {"allocation": {}}},
+)
+
+
 def read(found: dict[str, Any]) -> Claim:
     return read_claim(found, "node-1")
 
@@ -76,6 +90,44 @@ def test_without_parameters_the_defaults_apply() -> None:
     assert parameters_of(read(document(result("pci-a"))), "gpu") == Parameters()
 
 
+def test_of_other_drivers_only_the_driver_is_read() -> None:
+    theirs = {"driver": "gpu.nvidia.com", "request": 7, "adminAccess": "yes"}
+    config = [
+        {**entry("FromPod", driver="gpu.nvidia.com"), "requests": 7},
+        {"source": "FromHere", "opaque": {"driver": "gpu.nvidia.com", "parameters": 3}},
+        {"opaque": {"parameters": {}}},
+        {"source": "FromClass", "opaque": None, "another": {}},
+        entry("FromClaim", form="cdev"),
+    ]
+    claim = read(document(theirs, result("pci-a"), config=config))
+    assert claim.devices == (AllocatedDevice("gpu", "node-1", "pci-a"),)
+    assert claim.parameters == (Parameters(form="cdev"),)
+
+
+def test_null_is_absent() -> None:
+    found = document(result("pci-a", adminAccess=None), annotations=None)
+    assert read(found) == read(document(result("pci-a")))
+    devices = found["status"]["allocation"]["devices"]
+    devices["config"] = [{**entry("FromClass", reset=True), "requests": None}]
+    assert read(found).parameters == (Parameters(reset=True),)
+    devices |= {"results": None, "config": None}
+    assert read(found) == Claim("ml", "train", "u1")
+    found["status"]["allocation"] = {"devices": None, "allocationTimestamp": "2026-01-01T00:00:00Z"}
+    assert read(found) == Claim("ml", "train", "u1")
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"name": "x"}, [], "x", 7])
+def test_a_document_without_a_name_is_rejected(metadata: object) -> None:
+    with pytest.raises(UsageError, match="cannot read claim"):
+        read({"metadata": metadata, "status": {}})
+
+
+def test_a_document_without_metadata_is_rejected() -> None:
+    with pytest.raises(UsageError) as told:
+        read({})
+    assert told.value.message == "cannot read claim ?/?: metadata: the field is missing"
+
+
 def test_errors_of_parameters_name_their_place() -> None:
     with pytest.raises(UsageError) as told:
         read(document(config=[entry("FromClass", reset=1)]))
@@ -98,10 +150,7 @@ def test_errors_of_parameters_name_their_place() -> None:
                 "with an administrator"
             ),
         ),
-        (
-            {"metadata": {"namespace": "ml", "name": "train", "uid": "u1"}, "status": {}},
-            "status.allocation: it is missing",
-        ),
+        *((without(status), "status.allocation: it is missing") for status in NOT_ALLOCATED),
     ],
 )
 def test_claims_that_this_node_cannot_prepare_are_refused(
@@ -116,6 +165,14 @@ def test_claims_that_this_node_cannot_prepare_are_refused(
 @pytest.mark.parametrize(
     ("found", "message"),
     [
+        (
+            document({**result("a"), "driver": None}),
+            "status.allocation.devices.results.0.driver: Expected `str`, got `null`",
+        ),
+        (
+            document(config=[{**entry("FromClass"), "opaque": 7}]),
+            "status.allocation.devices.config.0.opaque: Expected `object | null`, got `int`",
+        ),
         (document("x"), "status.allocation.devices.results.0: Expected `object`, got `str`"),
         (
             document(result("")),
@@ -123,7 +180,7 @@ def test_claims_that_this_node_cannot_prepare_are_refused(
         ),
         (
             document(result("a"), config={}),
-            "status.allocation.devices.config: Expected `array`, got `object`",
+            "status.allocation.devices.config: Expected `array | null`, got `object`",
         ),
         (
             document(result("a"), config=[{**entry("FromClass"), "requests": [1]}]),
@@ -136,7 +193,7 @@ def test_claims_that_this_node_cannot_prepare_are_refused(
         (document(uid=7), "metadata.uid: Expected `str`, got `int`"),
         (
             {**document(), "status": {"allocation": {"devices": 3}}},
-            "status.allocation.devices: Expected `object`, got `int`",
+            "status.allocation.devices: Expected `object | null`, got `int`",
         ),
     ],
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.node.api_server import name_of
 from vfiomgr.node.dra.model import DRIVER, AllocatedDevice, Claim, Parameters
 from vfiomgr.value import Value
 
@@ -22,25 +21,31 @@ KIND = "VfioDeviceConfig"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 """The annotation of claims that were made from a template."""
 _NUMA = "numaPolicy"
-_DEVICES = "status.allocation.devices"
+_DEVICES = ("status", "allocation", "devices")
 _SOURCES = ("FromClass", "FromClaim")
 """Of parameters, in order of precedence, the least first."""
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+_T = TypeVar("_T")
 
 
 class _Object(Value, forbid_unknown_fields=False):
-    """A part of an object of the API, with the fields that the driver reads."""
+    """A part of an object of the API, with the fields that the driver reads; null is absent."""
 
 
 class _Metadata(_Object):
     namespace: _Text
     name: _Text
     uid: _Text
-    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    annotations: dict[str, str | None] | None = None
 
 
-class _Result(_Object):
+class _OfDriver(_Object):
+    """A result of any driver; of other drivers nothing else is read."""
+
     driver: _Text
+
+
+class _Result(_OfDriver):
     request: _Text
     pool: _Text
     device: _Text
@@ -48,32 +53,37 @@ class _Result(_Object):
 
 
 class _Opaque(_Object):
-    driver: _Text
+    driver: str | None = None
     parameters: Any = None
+
+
+class _OpaqueConfig(_Object):
+    """Parameters for any driver."""
+
+    opaque: _Opaque | None = None
 
 
 class _Config(_Object):
     source: Literal["FromClass", "FromClaim"]
-    requests: tuple[str, ...] = ()
-    opaque: _Opaque | None = None
+    requests: tuple[str, ...] | None = None
 
 
 class _Devices(_Object):
-    results: tuple[_Result, ...] = ()
-    config: tuple[_Config, ...] = ()
-
-
-class _Allocation(_Object):
-    devices: _Devices = _Devices()
+    results: tuple[dict[str, Any], ...] | None = None
+    config: tuple[dict[str, Any], ...] | None = None
 
 
 class _Status(_Object):
-    allocation: _Allocation | None = None
+    allocation: dict[str, Any] | None = None
 
 
 class _ResourceClaim(_Object):
     metadata: _Metadata
-    status: _Status = _Status()
+    status: _Status | None = None
+
+
+class _Allocation(_Object):
+    devices: _Devices | None = None
 
 
 def read_claim(document: Mapping[str, Any], node: str) -> Claim:
@@ -84,26 +94,40 @@ def read_claim(document: Mapping[str, Any], node: str) -> Claim:
         UsageError: a field has the wrong type, or its parameters are invalid.
 
     """
-    try:
-        found = from_jsonable(_ResourceClaim, document)
-    except Misfit as misfit:
-        message = f"cannot read claim {name_of(document)}: {misfit}"
-        hint = "check the claim with: kubectl get resourceclaims -o yaml"
-        raise UsageError(message, hint) from None
-    metadata = found.metadata
+    found = _read(_ResourceClaim, document, _called(document))
+    metadata, status = found.metadata, found.status or _Status()
     named = f"claim {metadata.namespace}/{metadata.name}"
-    if found.status.allocation is None:
+    if not status.allocation:
         message = f"cannot prepare {named}: status.allocation: it is missing"
         raise Refusal(message, "wait until the claim is allocated")
-    devices = found.status.allocation.devices
+    allocation = _read(_Allocation, status.allocation, named, "status", "allocation")
+    devices = allocation.devices or _Devices()
     return Claim(
         namespace=metadata.namespace,
         name=metadata.name,
         uid=metadata.uid,
-        pod_claim_name=metadata.annotations.get(POD_CLAIM_NAME, ""),
-        devices=tuple(_allocated(devices.results, node, named)),
-        parameters=tuple(_parameters(devices.config, named)),
+        pod_claim_name=(metadata.annotations or {}).get(POD_CLAIM_NAME) or "",
+        devices=tuple(_allocated(devices.results or (), node, named)),
+        parameters=_parameters(devices.config or (), named),
     )
+
+
+def _called(document: Mapping[str, Any]) -> str:
+    """The claim for messages, of a document that was not read yet."""
+    metadata = document.get("metadata")
+    known = metadata if isinstance(metadata, dict) else {}
+    return f"claim {known.get('namespace', '?')}/{known.get('name', '?')}"
+
+
+def _read(kind: type[_T], data: object, named: str, *place: str | int) -> _T:
+    """Read a part of a claim, which is at a place in it; raises UsageError."""
+    try:
+        return from_jsonable(kind, data)
+    except Misfit as misfit:
+        where = Misfit(misfit.what, (*place, *misfit.keys))
+        hint = "check the claim with: kubectl get resourceclaims -o yaml"
+        message = f"cannot read {named}: {where}"
+        raise UsageError(message, hint) from None
 
 
 def is_of_node(pool: str, node: str) -> bool:
@@ -111,12 +135,16 @@ def is_of_node(pool: str, node: str) -> bool:
     return pool == node or pool.startswith(f"{node}/")
 
 
-def _allocated(results: Iterable[_Result], node: str, named: str) -> Iterator[AllocatedDevice]:
+def _allocated(
+    results: Iterable[dict[str, Any]], node: str, named: str
+) -> Iterator[AllocatedDevice]:
     """The devices of this driver."""
-    for number, result in enumerate(results):
-        if result.driver != DRIVER:
+    for number, each in enumerate(results):
+        where = (*_DEVICES, "results", number)
+        if _read(_OfDriver, each, named, *where).driver != DRIVER:
             continue
-        place = f"cannot prepare {named}: {_DEVICES}.results[{number}]"
+        result = _read(_Result, each, named, *where)
+        place = f"cannot prepare {named}: {'.'.join(_DEVICES)}.results[{number}]"
         if not is_of_node(result.pool, node):
             message = f"{place}.pool: this node does not have the pool {result.pool}"
             raise Refusal(message, "delete the pod, so that its claim is allocated again")
@@ -126,13 +154,19 @@ def _allocated(results: Iterable[_Result], node: str, named: str) -> Iterator[Al
         yield AllocatedDevice(result.request, result.pool, result.device)
 
 
-def _parameters(config: Iterable[_Config], named: str) -> Iterator[Parameters]:
+def _parameters(config: Iterable[dict[str, Any]], named: str) -> tuple[Parameters, ...]:
     """The parameters for this driver, those of the DeviceClass first."""
-    ordered = sorted(enumerate(config), key=lambda item: _SOURCES.index(item[1].source))
-    for number, entry in ordered:
-        if entry.opaque is not None and entry.opaque.driver == DRIVER:
-            place = f"{named}: {_DEVICES}.config[{number}].opaque.parameters"
-            yield replace(read_parameters(entry.opaque.parameters, place), requests=entry.requests)
+    found = []
+    for number, each in enumerate(config):
+        where = (*_DEVICES, "config", number)
+        opaque = _read(_OpaqueConfig, each, named, *where).opaque
+        if opaque is None or opaque.driver != DRIVER:
+            continue
+        entry = _read(_Config, each, named, *where)
+        place = f"{named}: {'.'.join(_DEVICES)}.config[{number}].opaque.parameters"
+        parameters = read_parameters(opaque.parameters, place)
+        found.append((entry.source, replace(parameters, requests=entry.requests or ())))
+    return tuple(each for source in _SOURCES for own, each in found if own == source)
 
 
 def parameters_of(claim: Claim, request: str) -> Parameters:
@@ -179,10 +213,3 @@ def _remedy(key: str, document: object) -> str:
     if key in settings:
         return "reset is true or false; form is group or cdev"
     return f"did you mean {close[0]}?" if close else f"use {' and '.join(settings)} only"
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    ReadParameters = Callable[[object, str], Parameters]
-    """Reads opaque parameters; the text says where they are, for error messages."""

@@ -261,7 +261,7 @@ class Driver:
         with self._metrics.claim("prepare"):
             self._require_scan(prepare)
             document = await self._api.get(CLAIMS, name, namespace)
-            found = document["metadata"].get("uid")
+            found = (document.get("metadata") or {}).get("uid")
             if found != uid:
                 message = f"cannot {prepare}: its UID is {found}, expected {uid}"
                 raise Refusal(message, "delete the pod, so that it gets the new claim")
