@@ -19,7 +19,7 @@ from vfiomgr.node.health import reset_failed
 from vfiomgr.node.kubelet import PodLedger, kubelet_stamp
 from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
-from vfiomgr.node.offers import Offers, Quarantine
+from vfiomgr.node.offers import LONGEST, Offers, Quarantine
 from vfiomgr.node.pages import AgentPages
 from vfiomgr.node.processes import Scanning
 from vfiomgr.node.serving import Listing, ServedResource
@@ -110,7 +110,7 @@ class Agent:
                 require_answer=self.scanning.require_answer,
                 tell=tell,
             )
-        self._quarantine = Quarantine(HostTree(settings.root))
+        self._quarantine = Quarantine(HostTree(settings.root), time.monotonic())
         self._lock = DirectoryLock(HostTree(settings.root), settings.plugin_directory)
         self._listing = Listing(settings.pod_resources)
         self._quarantined: frozenset[str] = frozenset()
@@ -154,6 +154,8 @@ class Agent:
 
     async def _serve(self) -> None:
         await self._pages.start()
+        if (reason := self._quarantine.unreadable) is not None:
+            self._report_quarantine("each device", LONGEST, reason)
         await self._share_quarantine()
         if self.driver is not None:
             await self.driver.share()
@@ -377,11 +379,14 @@ class Agent:
 
     async def _withhold(self, device: str, reason: Diagnostic) -> None:
         seconds = self._quarantine.add(device, reason, time.monotonic())
-        self._tell(f"{device}: quarantined for {seconds:g} s: {reason.summary}")
-        if self._events is not None:
-            text = f"{device} is not given to pods for {seconds:g} s: {reason.summary}"
-            self._events.put("DeviceQuarantined", text)
+        self._report_quarantine(device, seconds, reason)
         await self._share_quarantine()
+
+    def _report_quarantine(self, what: str, seconds: float, reason: Diagnostic) -> None:
+        self._tell(f"{what}: quarantined for {seconds:g} s: {reason.summary}")
+        if self._events is not None:
+            text = f"{what} is not given to pods for {seconds:g} s: {reason.summary}"
+            self._events.put("DeviceQuarantined", text)
 
     async def _withhold_unreset(self, device: str, why: str) -> None:
         """Quarantine a device that could not be reset."""
@@ -469,7 +474,7 @@ class Agent:
 
     async def release(self, device: str) -> None:
         """End the quarantine of a device, and forgive its errors up to now."""
-        self._quarantine.release(device)
+        self._quarantine.release(device, (unit.id for unit in self._found.units))
         await self.scanning.tell(forgive=device)
         await self._share_quarantine()
 

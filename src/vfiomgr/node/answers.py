@@ -28,7 +28,7 @@ from vfiomgr.containers.cdi.model import (
     shared_nodes,
 )
 from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import HostError, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import CONTROL, IOMMU
 from vfiomgr.node.health import UNUSABLE, is_unusable
@@ -165,8 +165,14 @@ FILE = RUNTIME / "node-cdi.json"
 
 
 def read_written(tree: HostTree) -> frozenset[str]:
-    """The kinds of the specifications; empty if there is no record that vfiomgr wrote."""
-    return frozenset(read_record(list[str], tree, FILE) or ())
+    """The kinds of the specifications; empty if their record is absent or cannot be read.
+
+    Files of kinds that no resource has now then count as another program's.
+    """
+    try:
+        return frozenset(read_record(list[str], tree, FILE) or ())
+    except HostError:
+        return frozenset()
 
 
 def write_specifications(tree: HostTree, found: Inventory, written: frozenset[str]) -> None:

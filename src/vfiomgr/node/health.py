@@ -30,10 +30,12 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.errors import HostError
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
     from vfiomgr.node.messages import Question
     from vfiomgr.node.model import Inventory
+    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import DeviceUser
 
@@ -59,6 +61,10 @@ def is_unusable(unit: NodeUnit) -> bool:
     return any(reason.rule in UNUSABLE for reason in unit.reasons)
 
 
+EVERY = "*"
+"""The quarantine of all units, instead of the ID of one."""
+
+
 class HealthContext(Value):
     """What is known about devices besides the host's snapshot."""
 
@@ -67,7 +73,9 @@ class HealthContext(Value):
     claims: Mapping[str, str] = field(default_factory=dict)
     """The ResourceClaim of a unit, NAMESPACE/NAME, by the unit's ID."""
     quarantine: Mapping[str, Diagnostic] = field(default_factory=dict)
-    """Why a unit is withheld, by its ID."""
+    """Why a unit is withheld, by its ID, or by `EVERY`."""
+    unreadable: tuple[Diagnostic, ...] = ()
+    """The records of claims that cannot be read: each unit may be theirs that nobody else has."""
     now: HealthFacts = HealthFacts()
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """The CDI file of another program that has a node, by the node's path."""
@@ -105,6 +113,17 @@ def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
         f"cannot reset {unit.id}: {cause}",
         f"reset it with: vfiomgr reset {function}; then: vfiomgr node release {unit.id}",
         why="the next pod would find the state of the previous one",
+    )
+
+
+def claim_unreadable(file: HostPath, error: HostError) -> Diagnostic:
+    """The reason of all devices while a record of a claim cannot be read."""
+    return blocker(
+        "claim-unreadable",
+        file,
+        error.message,
+        error.hint,
+        why="a pod may have the devices of this ResourceClaim",
     )
 
 
@@ -357,9 +376,10 @@ RULES: RuleSet[UnitContext] = register(
 
 def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[Diagnostic, ...]:
     """Why a unit is not healthy; empty if it is."""
-    quarantined = known.quarantine.get(unit.id)
-    others = () if quarantined is None else (quarantined,)
-    return RULES.run(UnitContext(host, unit, known), *others).findings
+    quarantined = known.quarantine.get(unit.id) or known.quarantine.get(EVERY)
+    withheld = () if quarantined is None else (quarantined,)
+    unreadable = () if known.is_given(unit) else known.unreadable
+    return RULES.run(UnitContext(host, unit, known), *withheld, *unreadable).findings
 
 
 _FORBIDDEN = frozenset({EACCES, EPERM, EROFS})

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.errors import HostError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.dra.model import Pool
 from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
@@ -86,6 +88,8 @@ class ClaimFacts(Value):
     """The vGPUs that were created for claims, each with its pool and device."""
     pods: dict[str, str] = field(default_factory=dict)
     """The pod of each claim that only one pod has: NAMESPACE/NAME."""
+    unreadable: tuple[Diagnostic, ...] = ()
+    """The records of prepared claims that cannot be read: any device may be theirs."""
 
 
 class AgentSettings(Value):
@@ -204,11 +208,22 @@ class Result(Value):
 
 
 def read_record(kind: type[_R], tree: HostTree, file: HostPath) -> _R | None:
-    """A value in a file; None if there is none that vfiomgr wrote."""
+    """A value in a file; None if there is no file.
+
+    Raises:
+        HostError: it cannot be read, e.g. since another version wrote it.
+
+    """
     try:
         return from_jsonable(kind, json.loads(read_own(tree, file)))
-    except (OSError, NotARecord, Misfit, ValueError):
+    except FileNotFoundError:
         return None
+    except (OSError, NotARecord, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read {file}: {why}"
+        remove = f"rm {shlex.quote(tree.locate(file))}"
+        hint = f"run the version that wrote it, or, if no pod has its devices: {remove}"
+        raise HostError(message, hint) from None
 
 
 def write_record(tree: HostTree, file: HostPath, value: object) -> None:

@@ -114,7 +114,8 @@ def _ready(unit: NodeUnit) -> Iterator[Sample]:
     rules = dict.fromkeys(reason.rule for reason in unit.reasons)
     for rule in rules or [""]:
         yield "vfiomgr_device_ready", not rules, {"address": unit.id, "reason": rule}
-    yield "vfiomgr_device_reset_required", "reset-failed" in rules, {"address": unit.id}
+    if "quarantine-unreadable" not in rules:
+        yield "vfiomgr_device_reset_required", "reset-failed" in rules, {"address": unit.id}
 
 
 def _allocated(unit: NodeUnit, resource: str, pods: Mapping[str, str]) -> Iterator[Sample]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.node.health import SANDBOX
+from vfiomgr.errors import HostError
+from vfiomgr.node.health import EVERY, SANDBOX
 from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
@@ -222,9 +223,9 @@ def _crashed(unit: NodeUnit, cause: str) -> Diagnostic:
 
 FILE = RUNTIME / "node-quarantine.json"
 """Emptied at reboot, when devices are reset anyway."""
-_FIRST, _LONGEST = 60.0, 3600.0
+_FIRST, LONGEST = 60.0, 3600.0
 """Seconds of a quarantine; doubled each time."""
-_CALM = 4 * _LONGEST
+_CALM = 4 * LONGEST
 """Seconds after a quarantine until it no longer lengthens the next one."""
 
 
@@ -237,24 +238,47 @@ class Entry(Value):
     count: int = 1
 
 
-class Quarantine:
-    """The devices in quarantine, which outlive the agent but not the boot."""
+class Entries(Value):
+    """The content of the file, by device."""
 
-    def __init__(self, tree: HostTree) -> None:
+    devices: dict[str, Entry]
+
+
+class Quarantine:
+    """The devices in quarantine, which outlive the agent but not the boot.
+
+    If they cannot be read, `unreadable` says why, and all devices are withheld until each of these
+    quarantines is over.
+    """
+
+    def __init__(self, tree: HostTree, now: float) -> None:
         self._tree = tree
-        self._entries = read_record(dict[str, Entry], tree, FILE) or {}
+        self.unreadable: Diagnostic | None = None
+        try:
+            found = read_record(Entries, tree, FILE)
+        except HostError as error:
+            self.unreadable = _unreadable(error)
+            found = Entries({EVERY: Entry(self.unreadable, now + LONGEST)})
+        self._entries = {} if found is None else dict(found.devices)
 
     def add(self, device: str, reason: Diagnostic, now: float) -> float:
         """Withhold a device; returns for how many seconds."""
         last = self._entries.get(device)
         count = 1 if last is None or now > last.until + _CALM else last.count + 1
-        seconds = float(min(_FIRST * 2 ** (count - 1), _LONGEST))
+        seconds = float(min(_FIRST * 2 ** (count - 1), LONGEST))
         self._entries[device] = Entry(reason, now + seconds, count)
         self._save()
         return seconds
 
-    def release(self, device: str) -> bool:
-        """Return a device before its time; whether it was in quarantine."""
+    def release(self, device: str, known: Iterable[str] = ()) -> bool:
+        """Return a device before its time; whether it was in quarantine.
+
+        If all are, the others of the `known` ones stay there.
+        """
+        if (every := self._entries.pop(EVERY, None)) is not None:
+            for name in known:
+                own = self._entries.setdefault(name, every)
+                self._entries[name] = max(own, every, key=lambda entry: entry.until)
         was_there = self._entries.pop(device, None) is not None
         self._save()
         return was_there
@@ -268,4 +292,14 @@ class Quarantine:
         return min((e.until for e in self._entries.values() if now < e.until), default=None)
 
     def _save(self) -> None:
-        write_record(self._tree, FILE, self._entries)
+        write_record(self._tree, FILE, Entries(self._entries))
+
+
+def _unreadable(error: HostError) -> Diagnostic:
+    return blocker(
+        "quarantine-unreadable",
+        FILE,
+        f"the devices in quarantine are unknown: {error.message}",
+        "check the device, then: vfiomgr node release ADDRESS",
+        why="the next pod could get a device that was not reset",
+    )

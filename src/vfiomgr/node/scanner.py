@@ -226,6 +226,7 @@ class Scanner:
             read_written(tree),
             may_reset(tree),
             tuple(self._created()),
+            self._unreadable(),
             tree.read_text(LABELS) if has_features else None,
             kata_handlers(tree) if has_features else (),
         )
@@ -277,6 +278,13 @@ class Scanner:
         made = import_module("vfiomgr.node.dra.vgpus").read_made(self._host.tree)
         return {**dict.fromkeys(made, ("", "")), **self._claims.created}
 
+    def _unreadable(self) -> tuple[Diagnostic, ...]:
+        """The records of claims, and of their vGPUs, that cannot be read."""
+        if not self.settings.dra_node:
+            return self._claims.unreadable
+        vgpus = import_module("vfiomgr.node.dra.vgpus")
+        return (*self._claims.unreadable, *vgpus.unreadable_made(self._host.tree))
+
     def _made_pools(
         self, seen: HostSnapshot, complete: Inventory, created: Mapping[str, tuple[str, str]]
     ) -> tuple[Pool, ...] | None:
@@ -327,6 +335,7 @@ class Scanner:
                 quarantine=self._quarantine,
                 now=now,
                 before=self._before,
+                unreadable=self._unreadable(),
             ),
             previous=self._previous,
             written=written,

@@ -31,6 +31,7 @@ from vfiomgr.library import Host
 from vfiomgr.node.agent import Agent
 from vfiomgr.node.messages import AgentSettings, Report
 from vfiomgr.node.model import Inventory
+from vfiomgr.node.offers import FILE as QUARANTINE
 from vfiomgr.node.offers import Quarantine
 from vfiomgr.node.serving import Listing
 from vfiomgr.paths import HostPath
@@ -688,7 +689,7 @@ async def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) 
     async with running(place) as node:
         reason = blocker("reset-failed", GPUS[0], f"cannot reset {GPUS[0]}", "reset it")
         tree = HostTree(node.kernel.root)
-        Quarantine(tree).add(GPUS[0], reason, time.monotonic())
+        Quarantine(tree, 0).add(GPUS[0], reason, time.monotonic())
         await node.start()
         await node.kubelet.until_capacity(NAME, 3, 2)
         assert node.kubelet.endpoints[NAME].ever_healthy == {*GPUS[1:]}
@@ -702,7 +703,24 @@ async def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) 
         status, output, _ = await node.command("node", "release", GPUS[0])
         assert (status, output) == (0, f"released {GPUS[0]}\n")
         await node.kubelet.until_capacity(NAME, 3, 3)
-        assert Quarantine(tree).active(time.monotonic()) == {}
+        assert Quarantine(tree, 0).active(time.monotonic()) == {}
+
+
+async def test_a_quarantine_that_cannot_be_read_withholds_each_device(place: Path) -> None:
+    async with running(place) as node:
+        tree = HostTree(node.kernel.root)
+        tree.make_directory(QUARANTINE.parent)
+        tree.replace(QUARANTINE, b'{"entries": []}', mode=0o600)
+        await node.start()
+        await node.kubelet.until_capacity(NAME, 3, 0)
+        assert node.kubelet.endpoints[NAME].ever_healthy == set()
+        (resource,) = (await node.status())["resources"]
+        found = {(each["id"], *(r["id"] for r in each["reasons"])) for each in resource["devices"]}
+        assert found == {(gpu, "quarantine-unreadable") for gpu in GPUS}
+        assert (await node.command("node", "release", GPUS[0]))[0] == 0
+        await node.kubelet.until_capacity(NAME, 3, 1)
+        assert node.kubelet.endpoints[NAME].ever_healthy == {GPUS[0]}
+        assert Quarantine(tree, 0).active(time.monotonic()).keys() == {*GPUS[1:]}
 
 
 async def test_a_release_forgives_the_errors_of_a_device(place: Path) -> None:
@@ -1041,7 +1059,7 @@ async def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path
         (found,) = (await node.status())["resources"]
         (sick,) = [device for device in found["devices"] if not device["healthy"]]
         assert [each["id"] for each in sick["reasons"]] == ["sandbox-crashed"]
-        assert Quarantine(HostTree(node.kernel.root)).active(time.monotonic()).keys() == {gpu}
+        assert Quarantine(HostTree(node.kernel.root), 0).active(time.monotonic()).keys() == {gpu}
 
         assert (await node.command("node", "release", gpu))[0] == 0
         await node.kubelet.until_capacity(NAME, 3, 3)

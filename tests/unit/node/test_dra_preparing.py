@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -353,14 +354,124 @@ def test_unknown_claims_and_vanished_devices_are_no_error(node: Node) -> None:
     assert node.creating.orders == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"uid": 7}'])
-def test_a_damaged_record_is_ignored_and_removed(text: str, node: Node) -> None:
+OLD_RECORD = """{
+  "namespace": "ml",
+  "name": "gpu",
+  "uid": "5b1f5d1e-0a5c-4f43-9c3e-8c8f1a2b3c4d",
+  "boot": "00000000-0000-4000-8000-000000000001",
+  "devices": [
+    {
+      "request": "r0",
+      "pool": "node-1",
+      "device": "pci-0000-01-00-0",
+      "unit": "0000:01:00.0",
+      "nodes": [
+        "/dev/vfio/11"
+      ],
+      "cdi_devices": [
+        "vfiomgr.io/claim=5b1f5d1e-0a5c-4f43-9c3e-8c8f1a2b3c4d-pci-0000-01-00-0",
+        "vfiomgr.io/metadata=5b1f5d1e-0a5c-4f43-9c3e-8c8f1a2b3c4d-r0"
+      ],
+      "is_created": false,
+      "target": {
+        "unit": "0000:01:00.0",
+        "parent": "",
+        "type": ""
+      },
+      "reset": true,
+      "access": {
+        "uid": 0,
+        "gid": 0,
+        "mode": 384
+      }
+    }
+  ],
+  "reset": true,
+  "is_ready": true
+}
+"""
+"""As written by the first agents."""
+DAMAGED = ("", "[]", "{}", '{"uid": 7}', "[" * 10_000, OLD_RECORD.replace('"boot"', '"started"'))
+
+
+def test_the_form_of_a_record_stays(node: Node) -> None:
+    claim = with_reset(claim_for(ONE), reset=True)
+    made = prepare(node, claim)
+    assert node.files[RECORD] == OLD_RECORD
+    node.kernel.replace(HostPath(RECORD), OLD_RECORD.encode(), mode=0o600)
+    node.restart()
+    assert (node.preparing.held, node.preparing.unreadable) == ({FIRST: "ml/gpu"}, {})
+    assert prepare(node, claim) == made
+    with pytest.raises(Refusal, match="belongs to claim ml/gpu"):
+        prepare(node, claim_for(ONE, uid=SECOND_UID, name="late"))
+    unprepare(node)
+    assert (node.creating.orders, node.files) == (["reset"], {})
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_nothing_is_removed_of_a_claim_whose_record_cannot_be_read(text: str, node: Node) -> None:
     prepare(node, claim_for(ONE))
     node.kernel.replace(HostPath(RECORD), text.encode(), mode=0o600)
     node.restart()
-    assert node.preparing.held == {}
+    before = node.files
+    for refused in (
+        lambda: unprepare(node),
+        lambda: prepare(node, claim_for(ONE)),
+        lambda: prepare(node, claim_for(ONE, uid=SECOND_UID, name="late")),
+        lambda: prepare(node, claim_for(OTHER, uid=SECOND_UID, name="late")),
+    ):
+        with pytest.raises(Refusal) as told:
+            refused()
+        assert f"cannot read {RECORD}: " in told.value.message
+        assert f"rm {node.kernel.locate(HostPath(RECORD))}" in told.value.hint
+        assert node.files == before
+    (note,) = node.notes
+    assert note.startswith(f"claim {UID}: cannot read {RECORD}: ")
+    assert {d.rule for d in node.preparing.unreadable.values()} == {"claim-unreadable"}
+
+
+def test_without_the_file_that_cannot_be_read_all_is_as_usual(node: Node) -> None:
+    prepare(node, claim_for(ONE))
+    node.kernel.replace(HostPath(RECORD), b"", mode=0o600)
+    node.restart()
+    node.kernel.remove(HostPath(RECORD))
+    assert node.preparing.unreadable == {}
+    prepare(node, claim_for(OTHER, uid=SECOND_UID, name="late"))
+    prepare(node, claim_for(ONE))
     unprepare(node)
-    assert [path for path in node.files if "metadata" not in path] == []
+    unprepare(node, SECOND_UID)
+    assert node.files == {}
+
+
+def test_other_claims_that_are_prepared_go_on_beside_a_record_that_cannot_be_read(
+    node: Node,
+) -> None:
+    made = prepare(node, claim_for(ONE))
+    prepare(node, claim_for(OTHER, uid=SECOND_UID))
+    node.kernel.replace(HostPath(RECORD.replace(UID, SECOND_UID)), b"", mode=0o600)
+    node.restart()
+    assert prepare(node, claim_for(ONE)) == made
+    unprepare(node)
+    assert node.preparing.held == {}
+    # The claim whose name is unknown may have the same one, and so the same files of metadata.
+    assert [path for path in node.files if UID in path] == []
+    assert any("metadata.json" in path for path in node.files)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a b.json", ".x.json.7", "copy.json"])
+def test_files_that_are_no_records_hold_nothing(node: Node, name: str) -> None:
+    file = HostPath(f"/run/vfiomgr/dra/{name}")
+    node.kernel.make_directory(file.parent)
+    node.kernel.replace(file, OLD_RECORD.encode(), mode=0o600)
+    node.restart()
+    assert (node.preparing.unreadable, node.preparing.held) == ({}, {})
+
+
+def test_a_link_in_the_place_of_a_record_is_one_that_cannot_be_read(node: Node) -> None:
+    node.kernel.make_directory(HostPath(RECORD).parent)
+    os.symlink("other", node.kernel.locate(HostPath(RECORD)))
+    node.restart()
+    assert node.preparing.unreadable.keys() == {UID}
 
 
 def test_devices_are_reset_if_the_parameters_say_so(node: Node) -> None:

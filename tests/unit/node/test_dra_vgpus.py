@@ -16,7 +16,14 @@ from tests.unit.node.stories import gpu_node
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
-from vfiomgr.node.dra.vgpus import DIRECTORY, Vgpus, serve, uuid_of
+from vfiomgr.node.dra.vgpus import (
+    DIRECTORY,
+    Vgpus,
+    read_made,
+    serve,
+    unreadable_made,
+    uuid_of,
+)
 from vfiomgr.node.messages import Order, Result, read, write
 from vfiomgr.pci.model import PciAddress, pci_device
 
@@ -170,3 +177,22 @@ def test_orders_are_answered_line_by_line(kernel: FakeKernel) -> None:
         results = [read(Result, line) for line in answers]
     assert [result.unit and result.unit.id for result in results] == [FUNCTIONS[0], None, None]
     assert [bool(result.error) for result in results] == [False, False, True]
+
+
+def test_a_vgpu_whose_record_cannot_be_read_is_not_touched(kernel: FakeKernel) -> None:
+    vgpus = Vgpus(Host(kernel))
+    vgpus.create(GPU, TYPE, "a")
+    assert read_made(kernel) == {FUNCTIONS[0]}
+    assert unreadable_made(kernel) == ()
+    file = DIRECTORY / f"{uuid_of('a')}.json"
+    kernel.replace(file, b"{}", mode=0o600)
+    for verb in ("create", "remove"):
+        result = vgpus.perform(Order(verb, "a", GPU, TYPE))
+        assert f"cannot read {file}: " in result.error
+        assert "rm " in result.hint
+    assert vgpus_of(kernel) == [FUNCTIONS[0]]
+    assert kernel.read(file) is not None
+    (against,) = unreadable_made(kernel)
+    assert (against.rule, against.subject) == ("claim-unreadable", str(file))
+    kernel.replace(DIRECTORY / ".x.json.7", b"{")
+    assert unreadable_made(kernel) == (against,)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
 from vfiomgr.documents.text import TextFile
+from vfiomgr.errors import HostError
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
@@ -17,6 +18,7 @@ from vfiomgr.node.health import HealthContext
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.observing import read_health
 from vfiomgr.node.plan import inventory
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
@@ -255,6 +257,19 @@ def test_a_quarantine_is_a_reason_until_it_ends() -> None:
     assert summaries(made) == [failed.summary]
     assert f"vfiomgr node release {ID}" in failed.remedy
     assert rules(after(node_of(A40, AUDIO), quarantine={"0000:01:00.0": failed})) == {}
+    everything = after(node_of(A40, AUDIO), quarantine={health.EVERY: failed})
+    assert summaries(everything) == [failed.summary]
+
+
+def test_a_record_that_cannot_be_read_may_have_each_device_that_nobody_else_has() -> None:
+    file = HostPath("/run/vfiomgr/dra/u1.json")
+    why = health.claim_unreadable(file, HostError(f"cannot read {file}", f"rm {file}"))
+    host = node_of(A40, AUDIO)
+    made = after(host, unreadable=(why,))
+    assert rules(made) == {ID: ["claim-unreadable"]}
+    assert summaries(made) == [f"cannot read {file}"]
+    assert rules(after(host, unreadable=(why,), held={ID: "lab/train"})) == {}
+    assert rules(after(host, unreadable=(why,), claims={ID: "lab/gpu"})) == {}
 
 
 def test_all_rules_are_explained() -> None:

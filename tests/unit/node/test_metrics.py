@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import a40_type, vgpu_host
+from vfiomgr.diagnostic import blocker
 from vfiomgr.node import health
 from vfiomgr.node.health import HealthContext
 from vfiomgr.node.metrics import METRICS, samples
@@ -160,12 +161,26 @@ def test_vgpus_are_counted_by_gpu_and_type() -> None:
     assert found["0000:01:00.0", "NVIDIA A40-8Q", "available"] == 0
 
 
-def test_every_metric_has_help() -> None:
+def test_every_metric_is_listed_and_has_help() -> None:
     facts = HealthFacts((FunctionHealth(A40.address, 1, 2, 3),))
-    host = with_facts(vgpu_node(uuid=UUID), users=())
-    made = inventory(host, SETTINGS, HealthContext(held={UUID: "lab/train"}))
-    assert {name for name, _, _ in samples(host, made, facts)} <= METRICS.keys()
+    links = (PciLink(A40.address, 2.5, 8, 16.0, 16),)
+    function = with_facts(HOST, users=(), links=links)
+    vgpu = with_facts(vgpu_node(uuid=UUID), users=())
+    known = HealthContext(held={UUID: "lab/train"})
+    found = {
+        name
+        for host in (function, vgpu)
+        for name, _, _ in samples(host, inventory(host, SETTINGS, known), facts)
+    }
+    assert found == METRICS.keys()
     assert all(text.endswith(".") for _, text in METRICS.values())
+
+
+def test_it_is_unknown_which_devices_need_a_reset_if_the_quarantine_is() -> None:
+    reason = blocker("quarantine-unreadable", "", "it cannot be read", "release it")
+    made = inventory(HOST, SETTINGS, HealthContext(quarantine={health.EVERY: reason}))
+    assert values("device_reset_required", made=made) == []
+    assert {labels["reason"] for labels, _ in values("device_ready", made=made)} == {reason.rule}
 
 
 def test_samples_of_one_metric_have_the_same_labels() -> None:

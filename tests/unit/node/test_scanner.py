@@ -111,6 +111,28 @@ def test_what_was_created_for_a_claim_is_not_offered_nor_missed_afterwards(
     assert (report.created, report.claims, report.pools) == ((), 8, None)
 
 
+def test_a_record_that_cannot_be_read_taints_free_devices(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    against = blocker("claim-unreadable", "u1.json", "cannot read u1.json", "rm u1.json")
+    scanner.settings = Settings(dra_node="gpu-1")
+    claims = ClaimFacts(1, held={GPUS[0]: "ml/train"}, unreadable=(against,))
+    report = answer(scanner, Question(claims=claims))
+    assert reasons(report) == {
+        GPUS[0]: [],
+        **{gpu: ["claim-unreadable"] for gpu in GPUS[1:]},
+    }
+    (pool,) = report.pools or ()
+    assert [bool(device.taints) for device in pool.devices] == [False, True, True]
+    assert not any(reasons(answer(scanner, Question(claims=ClaimFacts(2)))).values())
+    file = HostPath("/run/vfiomgr/dra/vgpus/x.json")
+    kernel.make_directory(file.parent)
+    kernel.replace(file, b"")
+    assert all(reasons(scanner.look()).values())
+    kernel.remove(file)
+    assert not any(reasons(scanner.look()).values())
+
+
 def test_pools_are_reported_after_changes(kernel: FakeKernel, scanner: Scanner) -> None:
     scanner.settings = Settings(dra_node="gpu-1")
     (pool,) = read(Report, write(scanner.scan())).pools or ()

@@ -35,6 +35,7 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
     from vfiomgr.node.kubelet import PodLedger
@@ -150,6 +151,8 @@ class Driver:
         while True:
             await asyncio.sleep(_TICK)
             await self._plugin.tend()
+            if self._unreadable != self._facts.unreadable:
+                self._changed.set()  # the file of a record was removed
 
     async def _follow_claims(self) -> None:
         while True:
@@ -223,6 +226,7 @@ class Driver:
             self._held(),
             self._preparing.created,
             {n: next(iter(u.pods)) for n, u in self._ledger.claims.items() if len(u.pods) == 1},
+            self._unreadable,
         )
         if is_changed or now != self._facts:
             self._facts, self._is_current = replace(now, number=now.number + 1), False
@@ -238,6 +242,11 @@ class Driver:
         }
         free = {u: claim for u, claim in allocated.items() if not self._ledger.pod_of(u)}
         return {**free, **self._preparing.held}
+
+    @property
+    def _unreadable(self) -> tuple[Diagnostic, ...]:
+        """The records of claims that cannot be read."""
+        return tuple(self._preparing.unreadable.values())
 
     @property
     def _allocated(self) -> dict[tuple[str, str], str]:

@@ -159,6 +159,8 @@ class PreparedClaim(Value):
     boot: str
     """The kernel's boot_id: after a reboot, groups have other numbers and vGPUs are gone."""
     devices: tuple[PreparedDevice, ...]
+    reset: bool = False
+    """Whether one of its devices is reset when it is unprepared; the devices say which."""
     is_ready: bool = True
     """Whether pods can use it; False while it is prepared, and if that was interrupted."""
 

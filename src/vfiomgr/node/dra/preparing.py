@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.model import CLAIM_KIND
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import refusal, refuse_if_any
 from vfiomgr.errors import HostError, Refusal, VfiomgrError
 from vfiomgr.node.dra.claims import parameters_of
 from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
@@ -27,7 +27,7 @@ from vfiomgr.node.dra.records import (
     write_claim,
     write_metadata,
 )
-from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.health import UNUSABLE, claim_unreadable
 from vfiomgr.node.messages import write_record
 from vfiomgr.node.processes import StillRunning
 from vfiomgr.paths import BOOT_ID, MDEV_DEVICES, VFIO_CDEVS, HostPath, vfio_group_node
@@ -36,6 +36,7 @@ from vfiomgr.pci.model import pci_device
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Parameters, Target
     from vfiomgr.node.model import NodeUnit
@@ -57,6 +58,9 @@ class Preparing:
     faultless unit that was not reset. `metadata` is the kubelet's directory of the driver, for the
     files that describe devices to containers. `require_answer` raises an error if a unit, which may
     be suspended, does not answer.
+
+    A record that cannot be read may be of a running pod, which has any of the devices: until its
+    file is gone, no claim gets new devices, and nothing of its own claim is removed.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -80,8 +84,26 @@ class Preparing:
         self._metadata = metadata
         self._require_answer = require_answer
         self._boot = tree.read(BOOT_ID) or ""
-        self._records = read_records(tree)
+        found = read_records(tree)
+        self._records = {uid: r for uid, r in found.items() if isinstance(r, PreparedClaim)}
+        self._unreadable = {
+            uid: claim_unreadable(record_of(uid), error)
+            for uid, error in found.items()
+            if isinstance(error, HostError)
+        }
+        for uid, against in self._unreadable.items():
+            text = f"{against.summary}; meanwhile no pod or claim gets further devices"
+            note(f"claim {uid}", f"{text}; {against.hint}")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def unreadable(self) -> dict[str, Diagnostic]:
+        """The records that cannot be read, by the UIDs of their claims, while they exist."""
+        return {
+            uid: against
+            for uid, against in self._unreadable.items()
+            if uid not in self._records and self._tree.exists(record_of(uid))
+        }
 
     @property
     def created(self) -> dict[str, tuple[str, str]]:
@@ -116,7 +138,7 @@ class Preparing:
         """Prepare a claim; the same claim again gets what it has, as far as that is still true.
 
         Raises:
-            Refusal: another claim has a device, or a device cannot be used.
+            Refusal: another claim has a device, or may have it, or a device cannot be used.
             StillRunning: a vGPU takes longer; the next attempt waits for it.
             HostError: a vGPU was not created, or a file could not be written.
 
@@ -126,6 +148,8 @@ class Preparing:
             raise HostError(message, "see the log of the kubelet")
         async with self._lock(claim.uid):
             before = await self._ready(claim)
+            if before is None:
+                refuse_if_any(self.unreadable.values())
             reserved = self._reserved(claim)
             self._records[claim.uid] = before or reserved
             try:
@@ -145,13 +169,15 @@ class Preparing:
         """Undo the preparation of a claim; an unknown claim is no error.
 
         Raises:
-            Refusal: a guest still uses a device.
+            Refusal: a guest still uses a device, or the record cannot be read.
             HostError: a vGPU or a file could not be removed.
 
         """
         if not is_file_name(uid):
             return
         async with self._lock(uid):
+            if (against := self.unreadable.get(uid)) is not None:
+                raise refusal([against])
             record = self._records.get(uid)
             if record is not None and record.boot == self._boot:
                 for device in record.devices:
@@ -211,6 +237,7 @@ class Preparing:
             uid=claim.uid,
             boot=self._boot,
             devices=tuple(devices),
+            reset=any(device.reset for device in devices),
             is_ready=False,
         )
 
@@ -342,7 +369,9 @@ class Preparing:
         self._records.pop(uid, None)
 
     def _is_replaced(self, record: PreparedClaim) -> bool:
-        """Whether a new claim has the same name, and therefore the same files."""
+        """Whether a new claim has the same name, and therefore the same files, or may have it."""
+        if self.unreadable:
+            return True
         others = (each for each in self._records.values() if each.uid != record.uid)
         return any(str(each) == str(record) for each in others)
 

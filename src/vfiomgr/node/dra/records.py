@@ -21,6 +21,7 @@ from vfiomgr.containers.cdi.model import (
     own_file,
     shared_nodes,
 )
+from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.node.answers import common_nodes, specification_of, write_specification
 from vfiomgr.node.dra.model import DRIVER, STANDARD, PreparedClaim
@@ -42,15 +43,24 @@ _UID = expression(r"[0-9A-Za-z][0-9A-Za-z-]{0,127}")
 """The UID of a claim becomes part of file names."""
 
 
-def read_records(tree: HostTree) -> dict[str, PreparedClaim]:
-    """The records of all claims, by UID; what vfiomgr did not write is ignored."""
-    names = (name for name in tree.children(DIRECTORY) if name.endswith(_SUFFIX))
-    records = {name: read_record(PreparedClaim, tree, DIRECTORY / name) for name in names}
-    return {
-        record.uid: record
-        for name, record in records.items()
-        if record is not None and name == f"{record.uid}{_SUFFIX}"
-    }
+def read_records(tree: HostTree) -> dict[str, PreparedClaim | HostError]:
+    """The records of all claims, by UID, or why one cannot be read.
+
+    Files that vfiomgr would not write for a claim are ignored: another name, another UID.
+    """
+    found: dict[str, PreparedClaim | HostError] = {}
+    for name in tree.children(DIRECTORY):
+        uid = name.removesuffix(_SUFFIX)
+        if uid == name or not is_file_name(uid):
+            continue
+        try:
+            record = read_record(PreparedClaim, tree, DIRECTORY / name)
+        except HostError as error:
+            found[uid] = error
+            continue
+        if record is not None and record.uid == uid:
+            found[uid] = record
+    return found
 
 
 def record_of(uid: str) -> HostPath:

@@ -15,7 +15,7 @@ from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
 from vfiomgr.engine.survey import cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
-from vfiomgr.node.health import is_of_device, may_reset
+from vfiomgr.node.health import claim_unreadable, is_of_device, may_reset
 from vfiomgr.node.messages import Order, Result, read, read_record, send, write_record
 from vfiomgr.node.model import NodeSettings, NodeUnit
 from vfiomgr.node.plan import inventory
@@ -27,7 +27,7 @@ from vfiomgr.vgpu.named import CreateVgpu
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from vfiomgr.diagnostic import Override
+    from vfiomgr.diagnostic import Diagnostic, Override
     from vfiomgr.engine.survey import CutOff
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
@@ -40,6 +40,7 @@ _OWN: frozenset[Override] = frozenset({"in-use"})
 """The agent changes devices of its own claims, so their pods do not count as users."""
 DIRECTORY = RUNTIME / "dra" / "vgpus"
 """What was made for each owner, in files."""
+_SUFFIX = ".json"
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
 
 
@@ -83,7 +84,8 @@ class Vgpus:
 
         Raises:
             Refusal: there is no room for it.
-            HostError: this process may not create it, or the kernel did not.
+            HostError: this process may not create it, the kernel did not, or the record of an
+                earlier one cannot be read.
             VfiomgrError: as `Host.create_vgpu`.
 
         """
@@ -111,6 +113,7 @@ class Vgpus:
 
         Raises:
             Refusal: a guest uses it.
+            HostError: its record cannot be read.
             VfiomgrError: as `Host.remove_vgpu`.
 
         """
@@ -217,8 +220,29 @@ class Vgpus:
 def read_made(tree: HostTree) -> frozenset[str]:
     """The vGPUs that were made for claims in this boot, or are being made, by UUID or address."""
     boot = tree.read(BOOT_ID) or ""
-    records = (read_record(Made, tree, DIRECTORY / name) for name in tree.children(DIRECTORY))
-    return frozenset(each.name for each in records if each is not None and each.boot == boot)
+    records = (record for record in _records(tree).values() if isinstance(record, Made))
+    return frozenset(record.name for record in records if record.boot == boot)
+
+
+def unreadable_made(tree: HostTree) -> tuple[Diagnostic, ...]:
+    """The records of vGPUs that cannot be read: any vGPU may have been made for a claim."""
+    return tuple(
+        claim_unreadable(file, error)
+        for file, error in _records(tree).items()
+        if isinstance(error, HostError)
+    )
+
+
+def _records(tree: HostTree) -> dict[HostPath, Made | HostError | None]:
+    files = (DIRECTORY / name for name in tree.children(DIRECTORY) if name.endswith(_SUFFIX))
+    return {file: _record(tree, file) for file in files}
+
+
+def _record(tree: HostTree, file: HostPath) -> Made | HostError | None:
+    try:
+        return read_record(Made, tree, file)
+    except HostError as error:
+        return error
 
 
 def uuid_of(owner: str) -> uuid.UUID:
@@ -239,4 +263,4 @@ def _lock(parent: str) -> str:
 
 
 def _file(owner: str) -> HostPath:
-    return DIRECTORY / f"{uuid_of(owner)}.json"
+    return DIRECTORY / f"{uuid_of(owner)}{_SUFFIX}"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 RESOURCE = "vfiomgr.io/GA102GL_A40"
 GPU, DEVICE = "0000:01:00.0", "pci-0000-01-00-0"
 OTHER = "0000:02:00.0"
+OTHERS = (OTHER, "0000:03:00.0")
 
 
 class Running(Cluster):
@@ -166,6 +167,39 @@ async def test_a_claim_that_was_deleted_while_the_agent_was_away_is_released(pla
         await node.plugins.until_capacity(RESOURCE, 3, 2)
         await node.claims.unprepare(DRIVER, "ml", "gpu", "uid-1")
         await node.plugins.until_capacity(RESOURCE, 3, 3)
+
+
+async def test_a_record_that_cannot_be_read_withholds_what_nobody_has(place: Path) -> None:
+    async with running(place) as node:
+        node.allocate(DEVICE)
+        await node.prepare()
+        await node.end_agent()
+        record = Path(node.kernel.root) / "run/vfiomgr/dra/uid-1.json"
+        record.write_text(record.read_text().replace('"boot"', '"started"'))
+        await node.plugins.until_capacity(RESOURCE, 3, 0)
+        await node.start_agent()
+        await node.until(lambda: node.claims.plugin(DRIVER))
+        expected = {GPU: ["held-by-claim"], **{gpu: ["claim-unreadable"] for gpu in OTHERS}}
+        found: dict[str, list[str]] = {}
+        for _ in range(100):
+            found = await _reasons(node)
+            if found == expected:
+                break
+        assert found == expected
+        answer = await node.claims.call(DRIVER, "Unprepare", ("ml", "gpu", "uid-1"))
+        assert "cannot read /run/vfiomgr/dra/uid-1.json" in answer.claims["uid-1"].error
+        assert record.exists()
+        record.unlink()
+        await node.plugins.until_capacity(RESOURCE, 3, 2)
+        await node.unprepare()
+        await node.plugins.until_capacity(RESOURCE, 3, 3)
+        assert "claim uid-1: cannot read /run/vfiomgr/dra/uid-1.json" in await node.end_agent()
+
+
+async def _reasons(node: Running) -> dict[str, list[str]]:
+    """The rules against each device, by `node status`."""
+    devices = (each for found in (await node.status())["resources"] for each in found["devices"])
+    return {each["id"]: [reason["id"] for reason in each["reasons"]] for each in devices}
 
 
 async def test_a_claim_without_a_record_is_known_from_the_kubelet(place: Path) -> None:
