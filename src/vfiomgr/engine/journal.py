@@ -114,15 +114,18 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
         return None
 
 
-def is_earlier_end(tail: bytes) -> bool:
-    """Whether the last record of a journal of before 1.0, from its last bytes, is an end.
-
-    Such records may have no checksum.
-    """
+def is_earlier_done(file: BinaryIO) -> bool:
+    """Whether a run of before 1.0 ended or never began; its records may have no checksum."""
     import json  # noqa: PLC0415 - a host without journals needs none
 
+    tail = tail_of(file)
+    if b"\n" not in tail and len(tail) < _TAIL:
+        return True  # without a complete line: nobody acted on its plan
+    line = _last_line(tail)
     try:
-        last = json.loads(_last_line(tail))
+        last = json.loads(line)
+        if isinstance(last, dict) and "crc32" in last:
+            last = _checked(line)
     except (ValueError, RecursionError):
         return False
     return isinstance(last, dict) and is_end(last)
@@ -493,12 +496,16 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
     return contents.records
 
 
-def unreadable(name: str, why: str) -> InvalidDocument:
+def unreadable(name: str, why: str, remedy: str = "") -> InvalidDocument:
     """The error for a journal that cannot be used."""
     return InvalidDocument(
-        f"cannot read {DIRECTORY / name}: {why}",
-        f"check the devices, then move the file away: mv {DIRECTORY / name} /root/",
+        f"cannot read {DIRECTORY / name}: {why}", remedy or how_to_remove(DIRECTORY / name)
     )
+
+
+def how_to_remove(file: str) -> str:
+    """The remedy for a record that cannot be read: it may describe the state of devices."""
+    return f"check the devices, then move the file away: mv {file} /root/"
 
 
 def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:

@@ -16,13 +16,13 @@ from vfiomgr.engine.journal import (
     earlier_names,
     foreign_names,
     has_ended,
-    is_earlier_end,
+    how_to_remove,
+    is_earlier_done,
     is_locked,
     is_plan,
     last_of,
     names,
     names_planned_steps,
-    tail_of,
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own
@@ -68,6 +68,8 @@ class Damaged(Value):
     locks: frozenset[str] | None = None
     """None if the plan itself cannot be read: any device may be concerned."""
     subjects: frozenset[str] | None = None
+    remedy: str = ""
+    """What to do instead of moving it away; empty if nothing else helps."""
 
 
 class Survey(Value):
@@ -120,13 +122,16 @@ def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged
 
 
 def _unread(tree: HostTree) -> Iterator[Damaged]:
-    """The interrupted runs of versions before 1.0, whatever devices they concern."""
+    """The running and interrupted runs of versions before 1.0, whatever devices they concern."""
     for name in earlier_names(tree):
-        why = "it was written by a version before 1.0"
         try:
             with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
-                if not is_earlier_end(tail_of(file)):
-                    yield Damaged(name, why)
+                if is_locked(file):
+                    why = "a vfiomgr of a version before 1.0 is still running and writes it"
+                    remedy = "wait until that vfiomgr has ended, then run the command again"
+                    yield Damaged(name, why, remedy=remedy)
+                elif not is_earlier_done(file):
+                    yield Damaged(name, "it was written by a version before 1.0")
         except FileNotFoundError:
             continue
         except NotARecord as error:
@@ -265,7 +270,8 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
     touched = {*plan.resolves, *filter(None, (step.subject for step in plan.steps))}
     for journal in left.damaged:
         if _may_be_about(journal, touched, set(plan.locks)):
-            _refuse(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)
+            file = DIRECTORY / journal.name
+            _refuse(sorted(journal.subjects or ()), file, journal.why, journal.remedy)
     for address, why in drivers.unreadable_origins(tree).items():
         if address in touched:
             _refuse([address], drivers.origin_file(address), why)
@@ -277,11 +283,11 @@ def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
     return not (journal.subjects.isdisjoint(touched) and journal.locks.isdisjoint(locks))
 
 
-def _refuse(devices: list[str], file: str, why: str) -> NoReturn:
+def _refuse(devices: list[str], file: str, why: str, remedy: str = "") -> NoReturn:
     of = ", ".join(devices) or "devices (which ones is not known)"
     refuse(
         "journal-unreadable",
         file,
         f"{file} cannot be read and may contain the original state of {of}: {why}",
-        f"check the devices, then move the file away: mv {file} /root/",
+        remedy or how_to_remove(file),
     )

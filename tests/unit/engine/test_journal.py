@@ -507,7 +507,20 @@ EARLIER = "20260101T120000Z-00000000000000001234-42.jsonl"
 """A name that versions before 1.0 gave to their journals."""
 
 
-@pytest.mark.parametrize("content", ['{"event": "plan"}\n{"event": "begin"}\n', "rubbish", ""])
+_WRONG_SUM = encode({"event": "end", "outcome": "done"}).decode().replace("done", "dune")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"event": "plan"}\n{"event": "begin"}\n',
+        '{"event": "plan"}\n' + _WRONG_SUM,
+        '{"event": "end", "crc32": "00000000"}\n',
+        '{"event": "end", "crc32": null}\n',
+        "rubbish\n",
+        "long rubbish" * 1000,
+    ],
+)
 def test_an_interrupted_run_of_before_1_0_may_hold_the_state_of_any_device(
     kernel: FakeKernel, directory: Path, content: str
 ) -> None:
@@ -517,6 +530,33 @@ def test_an_interrupted_run_of_before_1_0_may_hold_the_state_of_any_device(
         api.apply(Bind((GPU,)), tree=kernel)
     with pytest.raises(InvalidDocument, match=EARLIER):
         api.recover(tree=kernel)
+    assert kernel.driver_of(str(GPU)) == "nvidia"
+
+
+@pytest.mark.parametrize("content", ["", '{"event": "pl'])
+def test_a_run_of_before_1_0_that_never_began_hinders_nothing(
+    kernel: FakeKernel, directory: Path, content: str
+) -> None:
+    """Its plan was never written completely, so nobody acted on it."""
+    (directory / EARLIER).write_text(content)
+    assert api.recover(tree=kernel) == ()
+    assert api.apply(Bind((GPU,)), tree=kernel).is_changed
+
+
+@pytest.mark.parametrize("content", ["", '{"event": "plan"}\n', '{"event": "end"}\n'])
+def test_a_run_of_before_1_0_that_still_runs_is_waited_for(
+    kernel: FakeKernel, directory: Path, content: str
+) -> None:
+    """Its journal is in use: nobody is asked to move it away."""
+    (directory / EARLIER).write_text(content)
+    with (directory / EARLIER).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Refusal, match="is still running") as refused:
+            api.apply(Bind((GPU,)), tree=kernel)
+        with pytest.raises(InvalidDocument, match="is still running") as invalid:
+            api.recover(tree=kernel)
+    for error in (refused.value, invalid.value):
+        assert error.hint == "wait until that vfiomgr has ended, then run the command again"
     assert kernel.driver_of(str(GPU)) == "nvidia"
 
 
