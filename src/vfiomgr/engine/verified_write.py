@@ -59,10 +59,17 @@ def _causes() -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def explained(error: WriteFailed, operation: Operation, subject: str) -> WriteFailed:
-    """The error with its cause and remedy, if the errno of this write is known."""
-    known = _causes().get((operation, error.errno))
+    """The error with its cause and remedy, if the errno of this write is known.
+
+    The table may have been removed or replaced, e.g. by an upgrade: then there is no explanation.
+    """
+    try:
+        causes = _causes()
+    except Exception:  # noqa: BLE001 - nothing may hide the error of the write
+        causes = {}
+    known = causes.get((operation, error.errno))
     if known is None and operation == "nvidia-vf-count":
-        known = _causes().get(("vf-count", error.errno))
+        known = causes.get(("vf-count", error.errno))
     cause, remedy = known or ("", "see dmesg for the driver's message")
     message = f"{subject}: {cause}: {error.message}" if cause else f"{subject}: {error.message}"
     return WriteFailed(error.path, error.text, error.errno, message, remedy)

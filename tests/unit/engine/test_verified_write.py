@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from importlib import resources
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
@@ -11,8 +13,8 @@ from tests import api
 from tests.fakes.hosts import mixed
 from vfiomgr.engine import verified_write
 from vfiomgr.engine.registry import perform
-from vfiomgr.engine.verified_write import require_same_device
-from vfiomgr.errors import HostError
+from vfiomgr.engine.verified_write import explaining, require_same_device
+from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.passthrough.steps import (
     ChangeDriver,
     ReleaseDriver,
@@ -112,3 +114,24 @@ def test_every_cause_is_of_an_operation_and_an_errno_and_has_a_remedy() -> None:
     causes = verified_write._causes()
     assert {operation for operation, _ in causes} <= set(get_args(verified_write.Operation))
     assert all(cause and remedy for cause, remedy in causes.values())
+
+
+@pytest.mark.parametrize(
+    "table", [None, "[bind", "[bind]\nEBUSY = 1", "[bind]\nELATER = ['a', 'b']"]
+)
+def test_a_table_that_is_gone_or_replaced_does_not_hide_the_error(
+    table: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may be upgraded or removed while a command runs."""
+    if table is not None:
+        (tmp_path / "write_errors.toml").write_text(table)
+    monkeypatch.setattr(resources, "files", lambda _package: tmp_path)
+    verified_write._causes.cache_clear()
+    error = WriteFailed("/sys/x", "0000:05:00.0", errno.EBUSY, "busy")
+    with (
+        pytest.raises(WriteFailed, match=r"^0000:05:00\.0: busy$") as failed,
+        explaining("bind", "0000:05:00.0"),
+    ):
+        raise error
+    assert failed.value.errno == errno.EBUSY
+    assert failed.value.hint

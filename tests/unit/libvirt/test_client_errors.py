@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import libvirt
 import pytest
@@ -14,6 +15,9 @@ from tests.unit.libvirt import errors_seen
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
 from vfiomgr.libvirt.client import errors as client_errors
 from vfiomgr.libvirt.client.errors import Code, ErrorDomain, ReportedError, explain
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 
@@ -870,6 +874,22 @@ def test_what_a_real_libvirt_said_has_a_cause(release: str) -> None:
         told = explain(seen, "win")
         assert not told.message.startswith("libvirt: "), name
         assert told.hint
+
+
+def test_a_table_that_is_gone_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may be upgraded or removed while a command runs."""
+    monkeypatch.setattr(client_errors, "files", lambda _package: tmp_path)
+    seen = ReportedError(Code.NO_DOMAIN, "Domain not found", ErrorDomain.QEMU)
+    client_errors.causes.cache_clear()
+    told = explain(seen, "win")
+    (tmp_path / "errors.toml").write_text('rows = [{message = "{later}", hint = "", codes = []}]')
+    later = explain(seen, "win")
+    client_errors.causes.cache_clear()
+    for error in (told, later):
+        assert isinstance(error, LibvirtFailed)
+        assert error.message == "libvirt: Domain not found (error 42, win)"
 
 
 def test_an_unknown_error_is_told_in_libvirts_own_words() -> None:

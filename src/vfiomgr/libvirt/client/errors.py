@@ -123,8 +123,20 @@ def causes() -> tuple[Cause, ...]:
 
 
 def explain(seen: ReportedError, subject: str) -> VfiomgrError:
-    """The error for an error of libvirt; `subject` is the domain or file that it is about."""
+    """The error for an error of libvirt; `subject` is the domain or file that it is about.
+
+    The table may have been removed or replaced, e.g. by an upgrade: then libvirt's words are kept.
+    """
     words = _shortened(seen.text)
+    try:
+        known = _with_cause(seen, subject, words)
+    except Exception:  # noqa: BLE001 - nothing may hide the error of libvirt
+        known = None
+    return known or _in_own_words(seen, subject, words)
+
+
+def _with_cause(seen: ReportedError, subject: str, words: str) -> VfiomgrError | None:
+    """The error with the cause and remedy of the first row that matches."""
     for cause in causes():
         found = cause.match(seen)
         if found is None:
@@ -136,6 +148,10 @@ def explain(seen: ReportedError, subject: str) -> VfiomgrError:
         if cause.error is LibvirtFailed:
             return LibvirtFailed(message, hint, code=seen.code)
         return cause.error(message, hint)
+    return None
+
+
+def _in_own_words(seen: ReportedError, subject: str, words: str) -> LibvirtFailed:
     where = f"see its log: {LOGS}"
     if seen.domain == ErrorDomain.QEMU:
         where = f"see /var/log/libvirt/qemu/NAME.log of the guest, and libvirt's log: {LOGS}"
