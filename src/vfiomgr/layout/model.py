@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from vfiomgr.diagnostic import Override
+from vfiomgr.expressions import expression
 from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
+_SIZE = r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"
 _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
 
 
@@ -71,10 +73,10 @@ def _as_list(value: object) -> object:
 
 
 def _as_mebibytes(value: object) -> object:
-    """`6G`, `512M`, or a number of MiB."""
+    """`6G`, `512M`, or a number of MiB; text has a unit."""
     if not isinstance(value, str):
         return value
-    size = parse_size(value)
+    size = parse_size(value) if expression(_SIZE).fullmatch(value) else None
     if size is not None:
         return size
     refuse_value("", "use a size such as 512M, 6G or a number of MiB")
@@ -150,7 +152,7 @@ Mebibytes = Annotated[
         {
             "anyOf": [
                 {"type": "integer", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"},
+                {"type": "string", "pattern": _SIZE},
             ]
         },
         mode="validation",

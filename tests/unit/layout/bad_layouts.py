@@ -465,6 +465,22 @@ BAD = (
         ),
     ),
     Bad(
+        "a size in text without a unit",
+        wanted('{framebuffer: "6144", count: 1}'),
+        (
+            f'8:27: {_REQUEST}: framebuffer cannot be "6144"; use a size such as 512M, 6G or a '
+            "number of MiB"
+        ),
+    ),
+    Bad(
+        "a size with a space before its unit",
+        wanted("{framebuffer: 6 GiB, count: 1}"),
+        (
+            f'8:27: {_REQUEST}: framebuffer cannot be "6 GiB"; use a size such as 512M, 6G or a '
+            "number of MiB"
+        ),
+    ),
+    Bad(
         "more uuids than vGPUs",
         wanted(f"{{type: A, count: 2, uuids: [{_UUID}]}}"),
         f"8:13: {_REQUEST}: 1 uuids require a count of 1; use that count, or that many uuids",
