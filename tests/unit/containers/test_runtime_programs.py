@@ -25,7 +25,7 @@ from tests.unit.runtimes import (
 )
 from vfiomgr.containers.runtimes.apply import apply_prepared
 from vfiomgr.containers.runtimes.entries import prepare_entry, prepare_removal
-from vfiomgr.containers.runtimes.location import locate
+from vfiomgr.containers.runtimes.location import locate, refuse_elsewhere
 from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import InvalidDocument, Refusal
@@ -387,6 +387,147 @@ def test_a_handler_of_others_in_k3s_is_refused(kernel: FakeKernel, template: str
     put(kernel, K3S / "config-v3.toml.tmpl", template)
     with pytest.raises(Refusal, match="did not write it"):
         prepare(kernel, kata("k3s"))
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "theirs", "rule"),
+    [
+        ("[plugins.cri]\n", "config.toml.tmpl", None, "runtime-config-version"),
+        ("version = 1\n", "config.toml.tmpl", BASE, "runtime-config-version"),
+        (None, "config.toml.tmpl", "[plugins.cri]\n", "runtime-config-version"),
+        (None, "config.toml.tmpl", "", "runtime-config-version"),
+        (None, "config-v3.toml.tmpl", "version = 2\n", "runtime-config-version"),
+        (
+            None,
+            "config-v3.toml.tmpl",
+            f'version = 3\nbin_dirs = ["/srv/k3s/data/{"3c" * 16}/bin"]\n',
+            "runtime-template-stale",
+        ),
+    ],
+)
+def test_a_template_in_which_the_entry_is_not_read_or_goes_stale_is_refused(
+    kernel: FakeKernel, made: str | None, name: str, theirs: str | None, rule: str
+) -> None:
+    put(kernel, K3S / "config.toml", made)
+    put(kernel, K3S / name, theirs)
+    with pytest.raises(Refusal) as refusal:
+        prepare(kernel, kata("k3s"))
+    assert refusal.value.diagnostics[0].rule == rule
+    assert ("upgrade k3s" if made else BASE.strip()) in refusal.value.hint
+
+
+@pytest.mark.parametrize("name", ["config-v3.toml.tmpl", "config.toml.tmpl"])
+def test_a_template_of_ones_own_is_appended_to(kernel: FakeKernel, name: str) -> None:
+    theirs = f"version = {3 if 'v3' in name else 2}\nroot = '/srv/data'\n"
+    put(kernel, K3S / name, theirs)
+    install(kernel, kata("k3s"))
+    assert (text(kernel, K3S / name) or "").startswith(theirs)
+
+
+@pytest.mark.parametrize(
+    ("release", "is_refused"),
+    [("1.27.4", True), ("1.27.5", False), ("1.28.0", True), ("1.23.6", True), ("1.34.1", False)],
+)
+def test_a_new_template_needs_a_release_that_has_the_base(
+    kernel: FakeKernel, release: str, *, is_refused: bool
+) -> None:
+    put(kernel, K3S / "config.toml", rendered(2))
+    bring(kernel, "k3s", lambda _: Said(output=f"k3s version v{release}+k3s1 (6a322f12)\n"))
+    if not is_refused:
+        assert prepare(kernel, kata("k3s")).request.changes
+        return
+    with pytest.raises(Refusal, match='no template "base"'):
+        prepare(kernel, kata("k3s"))
+
+
+# ---- runtimes whose files vfiomgr does not write
+
+K0S = "/etc/k0s/containerd.toml"
+MANAGED = "# k0s_managed=true\nversion = 3\n"
+MICROK8S = "/var/snap/microk8s/current/args"
+
+
+@pytest.mark.parametrize(
+    ("files", "program", "main", "place"),
+    [
+        ({K0S: MANAGED}, None, None, "/etc/k0s/containerd.d/NAME.toml"),
+        ({"/usr/local/bin/k0s": ""}, "containerd", None, "systemctl restart k0sworker"),
+        ({K0S: MANAGED}, "containerd", K0S, "cri.v1.runtime'.containerd.runtimes.NAME]"),
+        ({K0S: "version = 2\n"}, None, None, f"--runtime containerd --runtime-config {K0S}"),
+        ({K0S: MANAGED, "/usr/bin/containerd": ""}, None, None, "or select another runtime"),
+        ({"/snap/bin/microk8s": ""}, None, None, "snap restart microk8s.daemon-containerd"),
+        (
+            {f"{MICROK8S}/containerd-template.toml": "version = 2\n"},
+            "containerd",
+            f"{MICROK8S}/containerd.toml",
+            f"{MICROK8S}/containerd-template.toml",
+        ),
+        ({"/snap/bin/docker": "", DAEMON: "{}"}, None, None, "/var/snap/docker/current/config"),
+        ({"/var/snap/docker/current/x": ""}, "docker", None, "docker-ce or docker.io"),
+    ],
+)
+def test_a_runtime_that_reads_other_files_is_refused_with_the_place(
+    kernel: FakeKernel,
+    files: dict[str, str],
+    program: ProgramName | None,
+    main: str | None,
+    place: str,
+) -> None:
+    for path, told in files.items():
+        put(kernel, path, told)
+    with pytest.raises(Refusal) as refusal:
+        refuse_elsewhere(kernel, program, main)
+    assert place in refusal.value.hint
+    assert refusal.value.diagnostics[0].rule == "runtime-elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("files", "program", "main"),
+    [
+        ({"/usr/bin/containerd": ""}, None, None),
+        ({K0S: "version = 2\n"}, "containerd", K0S),
+        ({K0S: MANAGED, "/usr/bin/containerd": ""}, "containerd", None),
+        ({K0S: MANAGED}, "crio", None),
+        ({"/snap/bin/microk8s": ""}, "containerd", f"{MICROK8S}/containerd-template.toml"),
+        ({"/snap/bin/docker": "", "/usr/bin/dockerd": ""}, None, None),
+        ({"/snap/bin/docker": "", "/usr/bin/containerd": ""}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_runtime_that_reads_its_usual_files_is_not_refused(
+    kernel: FakeKernel, files: dict[str, str], program: ProgramName | None, main: str | None
+) -> None:
+    for path, told in files.items():
+        put(kernel, path, told)
+    refuse_elsewhere(kernel, program, main)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "why"),
+    [
+        ('imports = ["/x.toml"]\n', "does not merge"),
+        ('[plugins."io.containerd.runtime.v1.linux"]\n', "CRI does not use"),
+        ("# imports = []\n", None),
+    ],
+)
+def test_what_a_drop_in_of_k0s_has_in_vain_is_named(
+    kernel: FakeKernel, drop_in: str, why: str | None
+) -> None:
+    put(kernel, K0S, MANAGED)
+    put(kernel, "/etc/k0s/containerd.d/nvidia.toml", drop_in)
+    with pytest.raises(Refusal) as refusal:
+        refuse_elsewhere(kernel, None, None)
+    assert ("nvidia.toml" in refusal.value.message) == (why is not None)
+    assert (why or "") in refusal.value.message
+
+
+def test_the_file_of_a_rootless_docker_is_named_and_not_changed(kernel: FakeKernel) -> None:
+    put(kernel, "/home/me/.config/systemd/user/docker.service", "[Service]\n")
+    put(kernel, "/home/you/.config/x", "")
+    put(kernel, DAEMON, "{}")
+    prepared = prepare(kernel, RuntimeRequest("docker", "crun", "/usr/bin/crun"))
+    notes = [note for note in prepared.request.notes if "rootless" in note]
+    assert [note.partition(" ")[0] for note in notes] == ["/home/me/.config/docker/daemon.json"]
 
 
 def test_options_of_runc_go_along_in_k3s(kernel: FakeKernel) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import posixpath
 import re
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import other_runtimes, text, values
-from vfiomgr.containers.runtimes.containerd import CRI_NAMES
+from vfiomgr.containers.runtimes.containerd import CRI_NAMES, CRI_V2, CRI_V3
 from vfiomgr.containers.runtimes.model import (
     ConfigFile,
     MissingImport,
@@ -30,11 +30,12 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.containers.runtimes.model import Key, Texts
     from vfiomgr.host.tree import HostTree
 
+_UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _KEYS: dict[ProgramName, tuple[Key, ...]] = {
     "containerd": tuple(("plugins", cri, "containerd", "runtimes") for cri in CRI_NAMES),
     "crio": (("crio", "runtime", "runtimes"),),
@@ -70,6 +71,7 @@ _PACKAGES: dict[ProgramName, tuple[str, ...]] = {
     "crio": ("cri-o",),
     "docker": ("docker-ce", "docker.io"),
 }
+_NODES: tuple[ProgramName, ...] = ("k3s", "rke2")
 _MAIN: dict[ProgramName, HostPath] = {
     "containerd": HostPath("/etc/containerd/config.toml"),
     "crio": HostPath("/etc/crio/crio.conf"),
@@ -94,9 +96,136 @@ def present(tree: HostTree) -> tuple[ProgramName, ...]:
     return tuple(
         name
         for name, program in _PROGRAMS.items()
-        if any(tree.exists(HostPath(f"{place}/{program}")) for place in _BIN)
+        if _has_program(tree, program)
         or tree.exists(_MAIN[name])
-        or (name in ("crio", "k3s", "rke2") and tree.exists(_MAIN[name].parent))
+        or (name in ("crio", *_NODES) and tree.exists(_MAIN[name].parent))
+    )
+
+
+_K0S_UNITS = ("k0sworker", "k0scontroller")
+_K0S_MAIN = HostPath("/etc/k0s/containerd.toml")
+_K0S_DROP_INS = HostPath("/etc/k0s/containerd.d")
+_K0S = ("/usr/local/bin/k0s", "/usr/bin/k0s", _K0S_MAIN, _K0S_DROP_INS)
+_MICROK8S_ARGS = HostPath("/var/snap/microk8s/current/args")
+_MICROK8S_TEMPLATE = _MICROK8S_ARGS / "containerd-template.toml"
+_MICROK8S = ("/snap/bin/microk8s", _MICROK8S_ARGS)
+_DOCKER_SNAP = ("/snap/bin/docker", "/var/snap/docker/current")
+_DOCKER_SNAP_FILE = "/var/snap/docker/current/config/daemon.json"
+_STATED_VERSION = re.compile(r"^\s*version\s*=\s*(\d+)", re.MULTILINE)
+_UNREAD = (
+    (
+        re.compile(r"^\s*imports\s*=", re.MULTILINE),
+        "an import, whose CRI settings k0s does not merge",
+    ),
+    (
+        re.compile(r"^\s*\[plugins\.[\"']io\.containerd\.runtime\.v1\.linux", re.MULTILINE),
+        "io.containerd.runtime.v1.linux, whose settings CRI does not use",
+    ),
+)
+"""What in a drop-in of k0s adds no handler."""
+
+
+def refuse_elsewhere(tree: HostTree, program: ProgramName | None, main: str | None) -> None:
+    """Refuse if the selected runtime reads its entries from files that vfiomgr does not write.
+
+    k0s writes /etc/k0s/containerd.toml at each start while it has the marker, and merges the CRI
+    settings of containerd.d (pkg/component/worker/containerd/component.go). MicroK8s renders its
+    template at each start (run-containerd-with-args). Docker as a snap reads its own daemon.json.
+
+    Raises:
+        Refusal: it does; the remedy has the file and the command.
+
+    """
+    is_selected = (program is None and main is None) or (
+        program == "containerd" and main is None and not _has_program(tree, "containerd")
+    )
+    others = [name for name in present(tree) if name != "docker"]
+    if (main == _K0S_MAIN or (is_selected and _any(tree, _K0S))) and _is_managed_by_k0s(tree):
+        _refuse_k0s(tree, others)
+    if is_selected and _any(tree, _K0S):
+        message = f"{_K0S_MAIN} has no line k0s_managed=true: k0s reads it as it is"
+        hint = f"select it: --runtime containerd --runtime-config {_K0S_MAIN}"
+        refuse("runtime-elsewhere", "k0s", message, f"{hint}{_or_select(others)}")
+    if main == _MICROK8S_ARGS / "containerd.toml" or (is_selected and _any(tree, _MICROK8S)):
+        _refuse_microk8s(tree, others)
+    is_docker = main is None and (program == "docker" or (program is None and not others))
+    if is_docker and _any(tree, _DOCKER_SNAP) and not _has_program(tree, "dockerd"):
+        message = f"Docker is a snap here: it reads {_DOCKER_SNAP_FILE}, not {_MAIN['docker']}"
+        refuse(
+            "runtime-elsewhere",
+            "Docker",
+            message,
+            "install Docker from a package (docker-ce or docker.io), because the snap is confined "
+            f"and may not run programs of the host; or add the entry to {_DOCKER_SNAP_FILE}, then: "
+            "snap restart docker",
+        )
+
+
+def _refuse_k0s(tree: HostTree, others: Sequence[ProgramName]) -> NoReturn:
+    unread = [
+        f"; {path} has {why}"
+        for path in files_in(tree, _K0S_DROP_INS)
+        for pattern, why in _UNREAD
+        if pattern.search(tree.read_text(path) or "")
+    ]
+    units = (u for u in _K0S_UNITS for d in _UNITS if tree.exists(HostPath(f"{d}/{u}.service")))
+    refuse(
+        "runtime-elsewhere",
+        "k0s",
+        f"k0s (since 1.27.1) reads handlers from {_K0S_DROP_INS}, where vfiomgr does not write"
+        f"{''.join(unread)}",
+        f"write {_handler_table(tree, _K0S_MAIN)} to {_K0S_DROP_INS}/NAME.toml, "
+        f"then: systemctl restart {next(units, _K0S_UNITS[0])}{_or_select(others)}",
+    )
+
+
+def _refuse_microk8s(tree: HostTree, others: Sequence[ProgramName]) -> NoReturn:
+    refuse(
+        "runtime-elsewhere",
+        "MicroK8s",
+        f"MicroK8s writes its containerd configuration at each start, from {_MICROK8S_TEMPLATE}, "
+        "which vfiomgr does not write",
+        f"add {_handler_table(tree, _MICROK8S_TEMPLATE)} to {_MICROK8S_TEMPLATE}, "
+        f"then: snap restart microk8s.daemon-containerd{_or_select(others)}",
+    )
+
+
+def _handler_table(tree: HostTree, path: HostPath) -> str:
+    """The table of a handler in the version that a file states, or in both."""
+    stated = _STATED_VERSION.search(tree.read_text(path) or "")
+    tables = {2: f'[plugins."{CRI_V2}".containerd.runtimes.NAME]'}
+    tables[3] = f"[plugins.'{CRI_V3}'.containerd.runtimes.NAME]"
+    if stated is None or int(stated[1]) not in (2, 3, 4):
+        return f"{tables[2]} (version 3: {tables[3]})"
+    return tables[min(int(stated[1]), 3)]
+
+
+def _or_select(others: Sequence[ProgramName]) -> str:
+    return f"; or select another runtime: --runtime {others[0]}" if others else ""
+
+
+def _is_managed_by_k0s(tree: HostTree) -> bool:
+    """Whether k0s writes its main file: if it does not exist, or has the marker."""
+    told = tree.read_text(_K0S_MAIN)
+    return told is None or "# k0s_managed=true" in map(str.strip, told.splitlines())
+
+
+def _has_program(tree: HostTree, name: str) -> bool:
+    return any(tree.exists(HostPath(f"{place}/{name}")) for place in _BIN)
+
+
+def _any(tree: HostTree, places: Iterable[str]) -> bool:
+    return any(tree.exists(HostPath(place)) for place in places)
+
+
+def rootless_files(tree: HostTree) -> tuple[HostPath, ...]:
+    """The files that a rootless Docker of a user reads instead of /etc/docker/daemon.json."""
+    homes = [HostPath("/home") / name / ".config" for name in tree.children(HostPath("/home"))]
+    signs = ("docker/daemon.json", "systemd/user/docker.service")
+    return tuple(
+        home / "docker/daemon.json"
+        for home in homes
+        if any(tree.exists(home / sign) for sign in signs)
     )
 
 
@@ -107,14 +236,19 @@ def read_version(tree: HostTree, name: ProgramName) -> Version | None:
     """
     if not tree.runs_programs:
         return packaged(tree, _PACKAGES.get(name, ()))
-    told = tree.run((_PROGRAMS[name], "--version"), _SECONDS)
-    version = None if told is None else _version_in(told)
-    if version is None or name not in ("k3s", "rke2"):
+    version = _told_version(tree, name)
+    if version is None or name not in _NODES:
         return version
     is_new = version >= Version(1, 33) or any(
         start <= version < Version(1, start.minor + 1) for start in _WITH_CONTAINERD_2
     )
     return Version(2, 0) if is_new else Version(1, 7)
+
+
+def _told_version(tree: HostTree, name: ProgramName) -> Version | None:
+    """The version that the program itself prints; for k3s and rke2 that of Kubernetes."""
+    told = tree.run((_PROGRAMS[name], "--version"), _SECONDS) if tree.runs_programs else None
+    return None if told is None else _version_in(told)
 
 
 def _version_in(text: str) -> Version | None:
@@ -338,6 +472,8 @@ def read_facts(
         _with(own, texts),
         beside=beside(tree, place),
         is_dockers=place.program == "containerd" and "docker" in present(tree),
+        distribution=_told_version(tree, place.program) if place.program in _NODES else None,
+        rootless=rootless_files(tree) if place.program == "docker" else (),
         was_ours=was_ours,
     )
     if place.program == "containerd" and main.text is not None:

@@ -89,6 +89,10 @@ class RuntimeFacts(Value):
     """The settings that the runtime itself reads; None if it cannot be queried."""
     is_dockers: bool = False
     """Whether Docker is also installed, whose containerd serves no pods."""
+    distribution: Version | None = None
+    """The release of k3s or rke2 itself; None if unknown."""
+    rootless: tuple[HostPath, ...] = ()
+    """Files that the rootless Docker of a user reads instead of the main one."""
     was_ours: bool = False
     """Whether vfiomgr wrote an entry of this name before, which is ignored here."""
 

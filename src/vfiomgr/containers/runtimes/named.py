@@ -211,10 +211,13 @@ def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation
 
     Raises:
         UsageError: there is none, or there are several.
+        Refusal: it reads its entries from files that vfiomgr does not write.
         InvalidDocument: its configuration is not readable.
 
     """
     version = _checked(host, options)
+    main = options.get("runtime_config")
+    location.refuse_elsewhere(host.files, options.get("program"), main)
     how = "install one, or select the future one, e.g. --runtime containerd"
     return _located(host, version, options, how)
 

@@ -131,9 +131,13 @@ def decide_docker(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
         message = f"Docker {facts.version} does not support shims such as Kata's in {main.path}"
         refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
     settings = [Setting(entry, _docker_table(request)), *_further(facts, data, request)]
-    notes: tuple[str, ...] = ()
+    notes = tuple(
+        f"{path} is not changed: the rootless Docker of that user reads it, and restarts with: "
+        "systemctl --user restart docker"
+        for path in facts.rootless
+    )
     if request.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
-        notes = ("with Docker 26 or later, Kata 3.29 or later is required",)
+        notes = ("with Docker 26 or later, Kata 3.29 or later is required", *notes)
     return Decision(
         (Edit(main, tuple(settings), EMPTY_JSON),),
         notes,
@@ -196,6 +200,7 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     table = (
         kata_table(request) if request.is_kata else oci_table(request, _options(there, runtimes))
     )
+    _require_readable_template(facts, request)
     settings = [Setting((*runtimes, request.name), table)]
     block = (
         f"{beginning_of(request.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
@@ -206,6 +211,55 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
         expected=tuple(settings),
         ours=((*runtimes, request.name),),
     )
+
+
+_BASE_SINCE = (Version(1, 24, 17), Version(1, 25, 13), Version(1, 26, 8), Version(1, 27, 5))
+
+
+def _has_base(release: Version) -> bool:
+    """Whether a release of k3s or rke2 has the template "base" (docs.k3s.io, "Base template")."""
+    same = [one for one in _BASE_SINCE if one.minor == release.minor]
+    return release >= (same[0] if same else Version(1, 28, 1))
+
+
+_INCLUDES_BASE = re.compile(r'\{\{-?\s*template\s+"base"')
+_VERSION_LINE = re.compile(r"^\s*version\s*=\s*(\d+)", re.MULTILINE)
+_OF_ONE_RELEASE = re.compile(r"/data/[0-9a-f]{32,}/")
+"""The directory to which k3s and rke2 unpack a release, named by its hash."""
+
+
+def _require_readable_template(facts: RuntimeFacts, request: RuntimeRequest) -> None:
+    """Refuse where the entry would be in another schema, or in a copy of one release's result.
+
+    A file without a version is schema 1, whose tables are [plugins.cri…] (k3s 1.23 wrote such).
+    Before the releases of September 2023 the template "base" does not exist (k3s PR 7991).
+    """
+    template, rendered, program = facts.drop_in, facts.main, request.program
+    includes = template.text is None or _INCLUDES_BASE.search(template.text) is not None
+    read = rendered if includes else template
+    named = _VERSION_LINE.search(read.text or "")
+    stated = int(named[1]) if named else 1
+    is_v3 = template.path.endswith(V3_NAME)
+    base = f"replace what {program} wrote in {template.path} by {BASE.strip()}"
+    if (read.text or not includes) and (stated != 3 if is_v3 and not includes else stated < 2):  # noqa: PLR2004
+        plugin = CRI_V3 if is_v3 else CRI_V2
+        shown_version = f"has version {stated}" if named else "has no version line (version 1)"
+        message = f'{read.path} {shown_version}: tables of plugins."{plugin}" are not read there'
+        older = f"upgrade {program} to a release with containerd 1.7 or later"
+        hint = f"{older if includes else base}; then run the command again"
+        refuse("runtime-config-version", read.path, message, hint)
+    release = facts.distribution
+    if release is not None and template.text is None and not _has_base(release):
+        message = f'{program} {release} has no template "base", which a new template would include'
+        hint = f"upgrade {program}, e.g. to 1.28.1 or later; then run the command again"
+        refuse("runtime-too-old", program, message, hint)
+    if not includes and _OF_ONE_RELEASE.search(template.text or ""):
+        message = (
+            f"{template.path} is a copy of what one release of {program} wrote: its paths are "
+            f"removed by an upgrade of {program}"
+        )
+        hint = f"{base}; then run the command again"
+        refuse("runtime-template-stale", template.path, message, hint)
 
 
 def _k3s_notes(
