@@ -636,8 +636,9 @@ CASES = [
         None,
         lambda _node: None,
         "Kata 3.24.0 (runtime-rs) does not support cold_plug_vfio (added in 3.31",
-        "use a later Kata or its other runtime",
+        "remove it, or use Kata 3.31.0 or later, or its other runtime",
         options=("--kata-version", "3.24"),
+        is_certain=False,
     ),
     Case(
         "a key of the agent that runtime-rs refuses",

@@ -214,6 +214,8 @@ class KataRun(NamedTuple):
     runtime: RuntimeName | None
     config: str | None
     settings: KataSettings | None
+    release: KataRelease | None = None
+    """None if it is not known."""
 
 
 class RunOptions(Keywords, total=False):
@@ -307,7 +309,15 @@ def run_command(source: HostSource, *devices: str, **options: Unpack[RunOptions]
         )
     )
     return KataRun(
-        found, [unit.name for unit in units], units, node, waiting, wanted, config, settings
+        found,
+        [unit.name for unit in units],
+        units,
+        node,
+        waiting,
+        wanted,
+        config,
+        settings,
+        release,
     )
 
 
@@ -315,9 +325,10 @@ def tell_of_run(source: HostSource, ran: KataRun) -> None:
     """Note what else the command needs: a port, the driver, and the other devices of a group."""
     keys = "cold_plug_vfio" if ran.runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
     needed = f"a port for the device ({keys}); vfiomgr kata config prints it"
-    if ran.settings is None:
+    has_keys = ran.release is None or ran.release.has_plug_keys
+    if has_keys and ran.settings is None:
         source.on_note(f"{ran.config or 'the default configuration of Kata'} needs {needed}")
-    elif not ran.settings.plugs_devices(ran.runtime):
+    elif has_keys and ran.settings is not None and not ran.settings.plugs_devices(ran.runtime):
         source.on_note(f"{ran.settings.path} lacks {needed}")
     if ran.node == "group":
         for line in oci_nodes.companion_notes(source.scan_devices(), ran.units):

@@ -56,6 +56,11 @@ LEAST_GUEST_MIB = 256
 unset."""
 OLDEST, NEWEST = Version(3, 2), Version(4, 1)
 """The releases with known keys."""
+_NEW_IN_OLDEST = frozenset({"cold_plug_vfio", "hot_plug_vfio"})
+"""Keys that OLDEST introduced; of all others an earlier release may have those of OLDEST."""
+ROOT_PORTS_SINCE = Version(1, 11)
+"""From this release on the Go runtime has pcie_root_port, with hotplug_vfio_on_root_bus up to 3.1
+(docs/use-cases/NVIDIA-GPU-passthrough-and-Kata.md at 2.x, kata-containers/runtime#2432)."""
 CLH_COLD_PLUG = Version(3, 29)
 """From this release on the Go runtime supports cold plug for Cloud Hypervisor (checkPCIeConfig
 in src/runtime/pkg/katautils/config.go)."""
@@ -170,6 +175,20 @@ class KataRelease(Value):
         return self.version >= CDEVS_SINCE[self.runtime]
 
     @property
+    def has_plug_keys(self) -> bool:
+        """Whether cold_plug_vfio decides when devices are plugged.
+
+        Before, they are always plugged when their container starts (hotplugVFIODevice in
+        virtcontainers/qemu.go of the Go runtime at 2.x; runtime-rs before 3.31).
+        """
+        return self.knows("hypervisor", "cold_plug_vfio")
+
+    @property
+    def is_before_known(self) -> bool:
+        """Whether it is older than the releases with known keys: `kata config` refuses it."""
+        return self.version < OLDEST
+
+    @property
     def _nearest(self) -> Version:
         """The release itself, or the last known one before it."""
         known = key_table().releases
@@ -188,6 +207,8 @@ class KataRelease(Value):
         """The type of a key's value; None if the release does not have it."""
         found, nearest = self.key(section, key), self._nearest
         if found is None or nearest not in found.releases:
+            return None
+        if self.version < OLDEST and key in _NEW_IN_OLDEST:
             return None
         return next(form for form in found.forms if nearest <= form.last)
 

@@ -347,7 +347,7 @@ class _Planner:
         return memory is not None and memory < GPU_MEMORY_MIB
 
     def _check_release(self) -> None:
-        if self.release.version < OLDEST:
+        if self.release.is_before_known:
             message = f"{self.release} is older than {OLDEST}, which introduced cold_plug_vfio"
             self._refuse("kata-too-old", message, "use a later Kata (set --kata-version)")
         beyond = self.release.beyond_known

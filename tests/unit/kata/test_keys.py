@@ -93,7 +93,8 @@ def test_a_release_between_those_of_the_table_is_the_one_before_it() -> None:
     assert [knows(each) for each in ("3.5.0", "3.5.9", "3.6.0", "3.6.1", "4.2.0")] == [
         *(False, False, True, True, True),
     ]
-    assert knows("3.1.0", key="cold_plug_vfio"), "an older one is judged as the first"
+    assert knows("3.1.0", key="pcie_switch_port") == knows("3.2.0", key="pcie_switch_port")
+    assert not knows("3.1.0", key="cold_plug_vfio"), "an older one lacks what the first added"
 
 
 def test_units_and_types_by_release() -> None:

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from vfiomgr.kata.check import check_keys, container_timeout
 from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
+    ON_ROOT_BUS,
+    Q35,
     SETTINGS,
     PodContext,
     chain_break,
@@ -21,9 +23,9 @@ from vfiomgr.kata.explain.context import (
 )
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION
 from vfiomgr.kata.facts import NO_PORT, VFIO_MODES
-from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS
+from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS, ROOT_PORTS_SINCE, KataRelease
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
-from vfiomgr.units import Version
+from vfiomgr.units import Version, counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, TraceStep
     from vfiomgr.kata.facts import KataSettings
-    from vfiomgr.kata.model import KataRelease, KeyType
+    from vfiomgr.kata.model import KeyType
     from vfiomgr.paths import HostPath
 
 COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
@@ -39,6 +41,7 @@ HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
 _VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
 _PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
 """Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
+_PC_WINDOW = 2 << 30
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
@@ -54,9 +57,11 @@ def configuration(context: PodContext) -> TraceStep:
         what = f"cannot find Kata's configuration: {why}"
         return judged("configuration", what, facts.looked_for, breaks, "unknown")
     read = (str(settings.path), *map(str, settings.drop_ins))
-    port = settings.cold_plug
+    port = context.cold_plug
     plugged = f"devices are plugged before the guest starts ({COLD_PLUG} = {port})"
-    if context.is_hot and port == NO_PORT:
+    if not context.release.has_plug_keys:
+        plugged = "devices are plugged with their container: this release has no other way"
+    elif context.is_hot and port == NO_PORT:
         plugged = f"devices are plugged with their container ({HOT_PLUG} = {settings.hot_plug})"
     elif port == NO_PORT:
         plugged = f"no device is plugged ({COLD_PLUG} = {port})"
@@ -115,12 +120,13 @@ def _mismatched(context: PodContext, settings: KataSettings) -> Iterator[Diagnos
 def _annotated_blindly(context: PodContext) -> Iterator[Diagnostic]:
     """Number 1, if the configuration is unknown, so that the annotation may have no effect."""
     for key in _asked(context) if context.settings is None else ():
+        remedy = f"set {key} in the configuration: vfiomgr kata config"
         yield chain_break(
             "kata-annotation-alone",
             key,
             f"{key} is annotated; it has no effect unless the configuration sets it too, because "
             "Kata looks for devices before it reads annotations",
-            f"set {key} in the configuration: vfiomgr kata config",
+            remedy if context.release.knows("hypervisor", key) else "remove the annotation",
             is_certain=False,
         )
 
@@ -129,13 +135,18 @@ def _annotated(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
     """Number 1: CDI names are resolved with the file's settings, before annotations are read."""
     for key in _asked(context):
         annotation = HYPERVISOR_ANNOTATION + key
-        remedy = f"remove the annotation, and set {key} in {settings.path}: vfiomgr kata config"
+        remedy = "remove the annotation"
+        if context.release.knows("hypervisor", key):
+            remedy += f", and set {key} in {settings.path}: vfiomgr kata config"
         allowed = settings.allows_annotation(key)
         in_file = settings.hypervisor_text(key) or NO_PORT
         if context.is_rs and allowed:
             yield not_known(annotation, remedy)
         elif not context.is_rs and not allowed:
             yield not_enabled(annotation, remedy)
+        elif not context.release.knows("hypervisor", key):
+            what = f"{context.release} does not support annotation {annotation}, and ignores it"
+            yield chain_break("kata-annotation-unknown", annotation, what, remedy, is_certain=False)
         elif key == COLD_PLUG and in_file == NO_PORT:
             how = "runtime-rs ignores it" if context.is_rs else "Kata looks for devices before it"
             what = f"{key} is only set by annotation, and {how}: no device is injected"
@@ -143,14 +154,9 @@ def _annotated(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
 
 
 def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    cold, release = settings.cold_plug, context.release
-    if cold != NO_PORT and not release.knows("hypervisor", COLD_PLUG):
-        first = release.first("hypervisor", COLD_PLUG)
-        what = f"{release} does not support {COLD_PLUG} (added in {first})"
-        yield chain_break(
-            "kata-no-cold-plug", COLD_PLUG, what, "use a later Kata or its other runtime"
-        )
-    if cold != NO_PORT or context.is_hot or _asked(context):
+    if settings.cold_plug != NO_PORT and not context.release.has_plug_keys:
+        yield _no_cold_plug(context.release)
+    if context.cold_plug != NO_PORT or context.is_hot or _asked(context):
         return
     hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
     what = (
@@ -162,6 +168,74 @@ def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
     else:
         issue = ("kata-containers/kata-containers#9014",)
         yield chain_break("kata-not-plugged", settings.path, what, remedy, evidence=issue)
+
+
+def _no_cold_plug(release: KataRelease) -> Diagnostic:
+    """The key is ignored: devices with nodes in a container are plugged when it starts."""
+    first = release.first("hypervisor", COLD_PLUG)
+    what = (
+        f"{release} does not support {COLD_PLUG} (added in {first}): it plugs devices when their "
+        "container starts"
+    )
+    remedy = f"remove it, or use Kata {first} or later"
+    if KataRelease(release.version, "go" if release.runtime == "rs" else "rs").has_plug_keys:
+        remedy += ", or its other runtime"
+    return chain_break("kata-no-cold-plug", COLD_PLUG, what, remedy, is_certain=False)
+
+
+def _too_few_root_ports(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """Ports of the Go runtime before 3.2, which creates pcie_root_port of them and no more.
+
+    On the root bus of q35 QEMU can only plug into a port; "Bus 'pcie.0' does not support
+    hotplugging", or "Bus 'rp0' not found" (hotplugVFIODevice in virtcontainers/qemu.go at 2.x).
+    """
+    if not context.is_on_root_bus or settings.machine_type != Q35:
+        return
+    known = len({device for each in context.picked for device in each.functions})
+    needed = max(known, sum(item.count for item in context.requests), 1)
+    ports = settings.root_ports if context.release.version >= ROOT_PORTS_SINCE else 0
+    if context.requests and ports < needed and (known or not ports):
+        yield chain_break(
+            "kata-too-few-ports",
+            settings.path,
+            f"{ON_ROOT_BUS} is set, and {settings.path} gives {ports or 'no'} root "
+            f"{'port' if ports == 1 else 'ports'} (pcie_root_port): QEMU cannot plug "
+            f"{counted(needed, 'device')} into the root bus of {Q35}",
+            _root_port_keys(context.release, needed, settings),
+            is_certain=known > ports,
+        )
+
+
+def _large_bars(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """BARs that the machine pc cannot place: its 64-bit window has 2 GiB.
+
+    I440FX_PCI_HOST_HOLE64_SIZE_DEFAULT in hw/pci-host/i440fx.c of QEMU; reported in
+    kata-containers/runtime#2432.
+    """
+    if not context.is_early_go or settings.machine_type != "pc":
+        return
+    functions = dict.fromkeys(device for each in context.picked for device in each.functions)
+    for device in functions:
+        largest = max((bar.size for bar in device.bars), default=0)
+        if largest > _PC_WINDOW:
+            yield chain_break(
+                "kata-machine-type",
+                device.address,
+                f"machine_type is pc, whose guests have no room for a BAR of {size(largest)} "
+                f"({device.address}): it stays unassigned, and the driver does not load",
+                _root_port_keys(context.release, len(functions), settings),
+            )
+
+
+def _root_port_keys(release: KataRelease, count: int, settings: KataSettings) -> str:
+    """The keys that give devices root ports before cold_plug_vfio, or the release with them."""
+    missing = [] if settings.machine_type == Q35 else [f'machine_type = "{Q35}"']
+    if settings.value(f"hypervisor.{settings.hypervisor}", ON_ROOT_BUS) is not True:
+        missing.append(f"{ON_ROOT_BUS} = true")
+    told = ", ".join([*missing, f"pcie_root_port = {count}"])
+    if release.version >= ROOT_PORTS_SINCE:
+        return f"set {told} in {settings.path}"
+    return f"use Kata {ROOT_PORTS_SINCE} or later, with {told} in {settings.path}"
 
 
 def _refused(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
@@ -317,6 +391,8 @@ def _hypervisor_breaks(
 ) -> Iterator[Diagnostic]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
+    if context.release.is_before_known:
+        allow = f"{out}, or add {name} to enable_annotations in {settings.path}"
     is_taken = context.release.takes_annotation(name)
     remedy = allow if is_taken else out
     if not settings.allows_annotation(name) and not context.is_rs:
@@ -405,6 +481,7 @@ RULES: RuleSet[PodContext] = register(
                 "kata-annotation-alone",
                 "kata-annotation-not-enabled",
                 "kata-annotation-refused",
+                "kata-annotation-unknown",
             ),
             reading(
                 SETTINGS,
@@ -425,6 +502,8 @@ RULES: RuleSet[PodContext] = register(
                 "kata-not-plugged",
                 "kata-not-plugged-silently",
             ),
+            reading(SETTINGS, _too_few_root_ports, "kata-too-few-ports"),
+            reading(SETTINGS, _large_bars, "kata-machine-type"),
             reading(
                 SETTINGS,
                 _refused,

@@ -18,6 +18,7 @@ from vfiomgr.kata.facts import NO_PORT, KataSettings
 from vfiomgr.kata.model import (
     KataConfigurationFile,
     KataRelease,
+    PciePort,
     RuntimeName,
 )
 from vfiomgr.paths import HostPath
@@ -327,6 +328,7 @@ class KubeletDevice(Value):
 Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
 SOCKET = "pod_resource_api_sock"
+Q35, ON_ROOT_BUS = "q35", "hotplug_vfio_on_root_bus"
 
 
 class Request(Value):
@@ -402,13 +404,45 @@ class PodContext(Value, dict=True):
     @property
     def is_cold(self) -> bool:
         """Whether devices are plugged before the guest starts, as far as known."""
-        return self.settings is None or self.settings.cold_plug != NO_PORT
+        return self.settings is None or self.cold_plug != NO_PORT
+
+    @property
+    def cold_plug(self) -> PciePort:
+        """The port of devices that are plugged before the guest starts, if the release has it."""
+        settings = self.settings
+        if settings is None or not self.release.has_plug_keys:
+            return NO_PORT
+        return settings.cold_plug
 
     @property
     def is_hot(self) -> bool:
-        """Whether devices are plugged into the running guest: only the Go runtime does."""
+        """Whether devices are plugged into the running guest.
+
+        Releases without plug keys always do; later ones of the Go runtime by hot_plug_vfio.
+        """
         settings = self.settings
-        return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
+        if settings is None or not self.release.has_plug_keys:
+            return settings is not None
+        return not self.is_rs and settings.hot_plug != NO_PORT
+
+    @property
+    def is_early_go(self) -> bool:
+        """Whether the Go runtime is older than 3.2: no guest index, root ports only by a key."""
+        return not self.is_rs and not self.release.has_plug_keys
+
+    @property
+    def is_on_root_bus(self) -> bool:
+        """Whether a Go runtime before 3.2 plugs devices into the root bus, not into a bridge."""
+        settings = self.settings
+        if settings is None or not self.is_early_go or settings.hypervisor != "qemu":
+            return False
+        return settings.value("hypervisor.qemu", ON_ROOT_BUS) is True
+
+    @property
+    def has_root_ports(self) -> bool:
+        """Whether devices are plugged into root ports, as far as known."""
+        is_q35 = self.settings is not None and self.settings.machine_type == Q35
+        return not self.is_early_go or (self.is_on_root_bus and is_q35)
 
     @property
     def asks_kubelet(self) -> bool:
@@ -423,13 +457,9 @@ class PodContext(Value, dict=True):
         settings, names = self.settings, self.pod.cdi_names
         if settings is None:
             return "annotations" if names else "unknown"
-        if (
-            settings.cold_plug != NO_PORT
-            and self.asks_kubelet
-            and (self.pod.resources or not names)
-        ):
+        if self.cold_plug != NO_PORT and self.asks_kubelet and (self.pod.resources or not names):
             return "kubelet"
-        if settings.cold_plug != NO_PORT and names:
+        if self.cold_plug != NO_PORT and names:
             return "annotations"
         return "container" if self.is_hot else "none"
 

@@ -45,7 +45,7 @@ def chain_of(context: PodContext, candidate: KubeletDevice) -> DeviceChain:
     if candidate not in given:
         same = [c for c in given if c.kind == candidate.kind]
         given = tuple(candidate if same and c is same[-1] else c for c in given)
-    ports = _ports(given)
+    ports = _ports(given) if context.has_root_ports else {}
     indexes = _guest_indexes(context, given)
     functions = tuple(
         PassedFunction(
@@ -84,7 +84,7 @@ def _guest_indexes(context: PodContext, given: Iterable[KubeletDevice]) -> dict[
     src/runtime/virtcontainers/container.go), runtime-rs the paths in the guest.
     """
     settings = context.settings
-    if settings is not None and settings.vfio_mode != GUEST_KERNEL:
+    if context.is_early_go or (settings is not None and settings.vfio_mode != GUEST_KERNEL):
         return {}
     gpus = [(port, device) for device, port in _ports(given).items() if is_cdi_gpu(device)]
     if not context.is_rs:
@@ -115,7 +115,9 @@ def steps(context: PodContext) -> tuple[TraceStep, ...]:
         < item.count
         for item in context.requests
     )
-    ports = (f"{device.address} at {port}" for device, port in _ports(context.picked).items())
+    ports = [f"{device.address} at {port}" for device, port in _ports(context.picked).items()]
+    if not context.has_root_ports:
+        ports = ["none: this release plugs devices into a PCI bridge, or into the root bus"]
     return (
         judged(
             "node",
@@ -188,7 +190,8 @@ def _too_few_ports(context: PodContext) -> Iterator[Diagnostic]:
 def _port_order(context: PodContext) -> Iterator[Diagnostic]:
     ports = _ports(context.picked)
     names = [port for device, port in ports.items() if is_cdi_gpu(device)]
-    if not context.is_rs and len(ports) > _SORTED_WELL and names:
+    has_indexes = not context.is_rs and not context.is_early_go
+    if has_indexes and len(ports) > _SORTED_WELL and names:
         yield chain_break(
             "kata-port-order",
             context.pod.name,
@@ -262,11 +265,13 @@ def _describe_guest(context: PodContext) -> str:
     told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
     if told:
         told.append("resolved by the guest's own CDI specification (NVIDIA's driver and toolkit)")
-    others = [str(d.address) for d in _ports(context.picked) if not is_cdi_gpu(d)]
+    is_told = {device.address for device in indexes}
+    others = [str(d.address) for d in _ports(context.picked) if d.address not in is_told]
     if others:
+        only = "" if context.is_early_go else " (only for NVIDIA's display class)"
         told.append(
             f"{', '.join(others)}: a PCI device of the guest, with a driver of the guest kernel; "
-            "Kata adds no device nodes to the container (only for NVIDIA's display class)"
+            f"Kata adds no device nodes to the container{only}"
         )
     return "; ".join(told) or "no device"
 

@@ -28,6 +28,8 @@ _DEFAULT_MEMORY_MIB = 2048
 _TIGHT_MIB = 256
 """The minimum memory for QEMU."""
 _SHIPPED_ONLY = Version(4, 0)
+_KEEPS_DEVICES = Version(1, 3)
+"""The first containerd with privileged_without_host_devices."""
 _NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
 _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
@@ -293,6 +295,8 @@ def _privileged(context: PodContext) -> Iterator[Diagnostic]:
     """Number 12."""
     names = [container.name for container in context.pod.containers if container.is_privileged]
     entry = context.entry
+    if names and entry is not None and entry.privileged_without_host_devices:
+        yield from _privileged_in_old(context, names)
     if not names or (entry is not None and entry.privileged_without_host_devices):
         return
     unless = "" if entry is not None else ", unless privileged_without_host_devices is set"
@@ -305,6 +309,20 @@ def _privileged(context: PodContext) -> Iterator[Diagnostic]:
         "--kata does), or remove privileged from the pod",
         is_certain=entry is not None,
     )
+
+
+def _privileged_in_old(context: PodContext, names: list[str]) -> Iterator[Diagnostic]:
+    """A containerd that ignores the key (pkg/cri in 1.3.0; kata-containers/documentation#637)."""
+    version = None if context.handlers is None else context.handlers.version
+    if context.cri == "containerd" and version is not None and version < _KEEPS_DEVICES:
+        yield chain_break(
+            "kata-privileged",
+            context.pod.name,
+            f"{', '.join(names)} is privileged, and containerd {version} ignores "
+            "privileged_without_host_devices: all VFIO groups are assigned to this guest, "
+            "including those of other pods",
+            f"upgrade containerd to {_KEEPS_DEVICES} or later, or remove privileged from the pod",
+        )
 
 
 def _untold(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:

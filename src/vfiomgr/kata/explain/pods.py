@@ -270,7 +270,7 @@ def trace(context: PodContext) -> KataTrace:
             pod_to_shim.pod(effective),
             pod_to_shim.runtime_class(effective),
             pod_to_shim.handler(effective),
-            configuration.configuration(context),
+            configuration.configuration(replace(context, candidates=effective.candidates)),
             *later,
         ),
         devices=chains,

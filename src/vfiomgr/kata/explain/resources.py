@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, StepState, TraceStep
     from vfiomgr.kata.facts import KataSettings
+    from vfiomgr.kata.model import KataRelease
     from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _OWN = "vfiomgr.io"
@@ -226,17 +227,17 @@ def _describe_request(context: PodContext) -> str:
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(context.pod.cdi_names)}"
         case "container":
-            return (
-                f"the container has device nodes of {asked} from its device plugin, which are "
-                "hot-plugged"
-            )
+            has = f"the container has device nodes of {asked} from its device plugin, which are "
+            if not context.pod.resources:
+                has = f"annotations of the pod name {asked}, but only nodes of a container are "
+            return f"{has}hot-plugged"
         case "unknown":
             return (
                 f"the pod requests {asked}; Kata finds devices by its configuration (vfio_mode, "
                 "cold_plug_vfio)"
             )
     settings = context.settings
-    if settings is not None and settings.cold_plug == NO_PORT:
+    if settings is not None and context.cold_plug == NO_PORT:
         return f"Kata does not look for devices of {asked}: cold_plug_vfio is {NO_PORT}"
     return f"Kata cannot find out which devices of {asked} the pod has"
 
@@ -257,16 +258,46 @@ def _claims(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    if settings.cold_plug == NO_PORT:
+def _ways_to_name(release: KataRelease) -> str:
+    """How a release learns the devices of a pod that are plugged before its guest starts."""
+    if release.knows("runtime", SOCKET):
+        return f'set {SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
+    first = release.first("runtime", SOCKET)
+    return (
+        "name the device in an annotation of the pod (cdi.k8s.io/gpu: KIND=NAME), or use Kata "
+        f"{first} or later, which asks the kubelet ({SOCKET})"
+    )
+
+
+def _annotated_in_vain(context: PodContext) -> Iterator[Diagnostic]:
+    """CDI names of a pod, for a release that plugs what its containers have.
+
+    The CRI of containerd and CRI-O take devices from the annotations of a container and its
+    CDIDevices, which the kubelet fills, not from those of a pod (containerd/containerd#7329).
+    """
+    if context.settings is None or context.release.has_plug_keys or not context.pod.cdi_names:
         return
-    wants = f'set {SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
+    first = context.release.first("hypervisor", "cold_plug_vfio")
+    only = "" if context.pod.resources else ": its guest gets no device"
+    yield chain_break(
+        "kata-annotations-unread",
+        context.pod.name,
+        f"neither the container runtime nor {context.release} reads CDI annotations of a pod{only}",
+        "request the resource of a device plugin in resources.limits, or use Kata "
+        f"{first} or later",
+        is_certain=not context.pod.resources,
+    )
+
+
+def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    if context.cold_plug == NO_PORT:
+        return
+    wants = _ways_to_name(context.release)
     if settings.pod_resource_api_sock and not context.release.knows("runtime", SOCKET):
         first = context.release.first("runtime", SOCKET)
         what = f"{context.release} does not support {SOCKET} (added in {first})"
         is_certain = not context.pod.cdi_names
-        remedy = "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or use a later Kata"
-        yield chain_break("kata-no-pod-resources", SOCKET, what, remedy, is_certain=is_certain)
+        yield chain_break("kata-no-pod-resources", SOCKET, what, wants, is_certain=is_certain)
     elif context.channel == "annotations" and context.asks_kubelet:
         yield _overruled(context, settings.pod_resource_api_sock)
     elif context.channel == "annotations" and context.is_rs:
@@ -279,12 +310,14 @@ def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic
             is_certain=False,
         )
     elif context.channel == "none" and context.pod.resources:
+        has_key = context.release.knows("runtime", SOCKET)
+        missing = f"{SOCKET} is not set" if has_key else f"{context.release} asks no kubelet"
         yield chain_break(
             "kata-devices-unnamed",
             SOCKET,
-            f"{SOCKET} is not set, and no annotation names a device: the guest starts without "
-            "devices",
+            f"{missing}, and no annotation names a device: the guest starts without devices",
             wants,
+            is_certain=has_key,
         )
 
 
@@ -381,6 +414,7 @@ RULES: RuleSet[PodContext] = register(
                 "pod-devices-taken",
             ),
             rule(_claims, "kata-claim"),
+            rule(_annotated_in_vain, "kata-annotations-unread"),
             reading(SETTINGS, _no_socket, "kata-kubelet-socket"),
             rule(_closed_gate, "kata-kubelet-gate"),
             reading(
