@@ -104,7 +104,7 @@ class Host(ManagedHost):
     # ---- what is changed
 
     def bind(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> Outcome:
-        """Bind devices to vfio-pci for passthrough, with all functions of their slots.
+        """Bind devices to vfio-pci for passthrough, graphics cards with all of their functions.
 
         Raises:
             VfiomgrError: as `apply`.

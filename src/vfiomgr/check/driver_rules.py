@@ -17,7 +17,6 @@ from vfiomgr.pci.iommu import (
     acs_override_words,
     blockers,
     is_blocking,
-    is_of_chipset,
 )
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
 from vfiomgr.units import counted
@@ -84,7 +83,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
             "the group must be assigned together: the host loses these devices too",
-            "" if is_of_chipset(inside) else "move the GPU to a slot with its own group",
+            "" if all(map(host.is_integrated, inside)) else _SLOT_FOR_GPU,
             Remedy("enable ACS in the firmware setup", joint=", "),
             bind_remedy(
                 f"bind all of them with: vfiomgr bind {inside[0].address} --with-group",
@@ -92,6 +91,9 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
                 with_group=True,
             ),
         )
+
+
+_SLOT_FOR_GPU = "move the GPU to a slot with its own group"
 
 
 def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -135,7 +137,7 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
             "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
             "so they are assigned together",
             "assign them together: functions of the chipset cannot be moved to another slot"
-            if is_of_chipset(found)
+            if all(map(host.is_integrated, found))
             else "to assign one separately, move it to a slot with its own group",
         )
 
@@ -327,14 +329,14 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
         "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
         "loads first keeps them",
-        _pin("bind them by address, independent of the load order: ", lost),
+        _pin(host, "bind them by address, independent of the load order: ", lost),
     )
 
 
 def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report functions of a slot that `ids=` does not match and that are not on VFIO.
+    """Report functions of a device that `ids=` does not match and that are not on VFIO.
 
-    On a root bus, which cannot be reset, only functions in the IOMMU group of a matching one count.
+    On a root bus, where each function is a device, those of its slot that block its IOMMU group.
     """
     entries = _entries(host, facts)
     meant = _once(d for e in entries for d in e.meant if not d.is_boot_display)
@@ -342,9 +344,8 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     rest = _once(
         o
         for d in taken
-        for o in host.slot(d)
+        for o in (*host.slot(d), *_blocking_beside(host, d))
         if o not in meant and not o.is_on_vfio
-        if o.iommu_group == d.iommu_group or not o.is_on_root_bus
     )
     if not rest:
         return
@@ -358,16 +359,35 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*sources, *(f"{d} is on {d.driver or 'no driver'}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
         "only while all of its functions are on VFIO drivers",
-        _pin("bind entire slots by address: ", partly),
+        _pin(
+            host,
+            "bind entire slots by address: ",
+            partly,
+            with_group=not _is_taken(host, rest, taken),
+        ),
     )
 
 
-def _pin(before: str, devices: Sequence[PciDevice]) -> Remedy:
-    """The command that binds one function of each slot, which binds the entire slot."""
-    slots = {d.address.slot: d for d in reversed(devices)}
-    firsts = sorted(slots.values(), key=lambda d: d.address)
+def _is_taken(host: HostSnapshot, devices: Sequence[PciDevice], named: Sequence[PciDevice]) -> bool:
+    """Whether a bind of the named functions takes all of these."""
+    return all(any(d in host.slot(one) for one in named) for d in devices)
+
+
+def _blocking_beside(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
+    """The other functions of its slot that block its IOMMU group."""
+    there = blockers(host.group_members(device.iommu_group))
+    beside = (d for d in there if d.address.slot == device.address.slot)
+    return [d for d in beside if not guards.stays_with_host(d)]
+
+
+def _pin(
+    host: HostSnapshot, before: str, devices: Sequence[PciDevice], *, with_group: bool = False
+) -> Remedy:
+    """The command that binds one function of each device, which binds the entire device."""
+    firsts = sorted({host.slot(d): d for d in reversed(devices)}.values(), key=lambda d: d.address)
     names = " ".join(str(device.address) for device in firsts)
-    return bind_remedy(f"{before}vfiomgr bind --persist {names}", firsts, persist=True)
+    command = f"vfiomgr bind --persist {names}{' --with-group' if with_group else ''}"
+    return bind_remedy(f"{before}{command}", firsts, with_group=with_group, persist=True)
 
 
 def _once(devices: Iterator[PciDevice]) -> list[PciDevice]:

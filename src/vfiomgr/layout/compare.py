@@ -34,7 +34,7 @@ from vfiomgr.layout.parts import (
     select,
 )
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
-from vfiomgr.passthrough.plan import ends_at_reboot
+from vfiomgr.passthrough.plan import ends_at_reboot, goes_along
 from vfiomgr.passthrough.steps import AwaitVfioNode
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
@@ -127,7 +127,8 @@ def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
         yield from whole
     if rule.with_group:
         for number in dict.fromkeys(device.iommu_group for device in whole):
-            yield from (d for d in host.group_members(number) if not d.is_bridge)
+            members = host.group_members(number)
+            yield from (d for d in members if goes_along(d))
 
 
 def group_conflicts(

@@ -135,8 +135,9 @@ def _passing(case: RuleContext, bind: Bind) -> tuple[Difference, ...]:
     wanted = passthrough_plan.drivers_for(host, bind, case.others)
     named = [host.device(address) for address in bind.addresses]
     found = [difference for d in named for difference in _of_guest(host, bind, d, wanted)]
-    told = {d.address.slot for d in named if any(f.device == str(d.address) for f in found)}
-    along = [host.device(a) for a in wanted if a not in bind.addresses and a.slot not in told]
+    differing = [d for d in named if any(f.device == str(d.address) for f in found)]
+    told = {*bind.addresses, *(other.address for d in differing for other in host.slot(d))}
+    along = [host.device(address) for address in wanted if address not in told]
     found += [difference for d in along for difference in _of_guest(host, bind, d, wanted)]
     return tuple(found)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
-from vfiomgr.pci.iommu import blockers, is_of_chipset
+from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.slots import chipset_role
 from vfiomgr.snapshot.hardware import gets_group_late, iommu_remedy
 from vfiomgr.units import counted
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
 UNKNOWN = "users-unknown"
+CHIPSET = "chipset-function"
 """Rule identifiers that other modules use."""
 GIM = "gim"
 """AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
@@ -51,6 +53,24 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} is a bridge ({device.class_name}) and cannot be assigned",
             "name the device behind the bridge; list them with: vfiomgr groups",
         )
+
+
+INSTEAD = "use an add-in card or a USB device for the guest instead"
+"""The remedy where a function of the chipset or the CPU cannot be assigned."""
+
+
+def chipset(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse functions of the chipset with which a guest could harm the host's hardware."""
+    role = chipset_role(device)
+    if role is not None:
+        yield blocker(
+            CHIPSET, device, f"{device} is {role}, which must stay with the host", INSTEAD
+        )
+
+
+def stays_with_host(device: PciDevice) -> bool:
+    """Whether a member of a group is never bound to VFIO: bridges, and what `chipset` refuses."""
+    return device.is_bridge or chipset_role(device) is not None
 
 
 def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
@@ -109,7 +129,7 @@ def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             "no-group",
             device,
             f"{device} has no IOMMU group and cannot be assigned",
-            "move it to a slot that an IOMMU covers",
+            INSTEAD if host.is_integrated(device) else "move it to a slot that an IOMMU covers",
         )
 
 
@@ -388,6 +408,7 @@ def _named(users: Iterable[DeviceUser]) -> str:
 
 TAKING: tuple[Guard, ...] = (
     bridge,
+    chipset,
     denied,
     silence,
     isolation,
@@ -473,17 +494,20 @@ def foreign_members(
     `going` are members that other parts of a plan move to VFIO.
     """
     taken = {device.address for device in devices} | going
-    slots = {device.address.slot for device in devices}
+    along = {other.address for device in devices for other in host.slot(device)}
     for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
         own = [d for d in devices if d.iommu_group == number]
-        elsewhere = "" if is_of_chipset(own) else "move the device to a slot with its own group"
         staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]
-        for members, lift in (
-            ([d for d in staying if d.is_bridge], ()),
-            ([d for d in staying if not d.is_bridge], (_lift(staying, slots, request),)),
-        ):
+        fixed = [d for d in staying if stays_with_host(d)]
+        lift = () if fixed else (_lift(staying, along, request),)
+        elsewhere = "move the device to a slot with its own group"
+        if all(map(host.is_integrated, own)):
+            elsewhere = INSTEAD if fixed else ""
+        for members in (fixed, [d for d in staying if d not in fixed]):
             if members:
                 names = ", ".join(f"{d} on {d.driver}" for d in members)
+                if any(chipset_role(d) is not None for d in members):
+                    names += ", which must stay with the host"
                 yield blocker(
                     "group-not-viable",
                     f"IOMMU group {number}",
@@ -494,7 +518,7 @@ def foreign_members(
                 )
 
 
-def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], request: Bind) -> Remedy:
-    if request.only and all(device.address.slot in slots for device in members):
+def _lift(members: Iterable[PciDevice], along: set[PciAddress], request: Bind) -> Remedy:
+    if request.only and all(device.address in along for device in members):
         return Remedy("", Option("not-only", "leave out --function-only"))
     return Remedy("", Option("with-group", "pass --with-group to bind them too"))

@@ -70,7 +70,7 @@ class BindOptions(Keywords, total=False):
 
 
 class Bind:
-    """Bind devices to vfio-pci for passthrough, with all functions of their slots."""
+    """Bind devices to vfio-pci for passthrough, graphics cards with all of their functions."""
 
     def __init__(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> None:
         require_known(options, BindOptions)

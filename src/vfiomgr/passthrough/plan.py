@@ -24,6 +24,7 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant, is_variant_module
 from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.pci.slots import chipset_role
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
@@ -162,13 +163,13 @@ def plan_bind(
         locks=(*_locks(targets), *kept.locks),
         notes=distinct(
             [
-                *_companion_notes("binding", named, targets, now),
-                *_companion_notes("binding at the next boot:", named, targets, pending),
+                *_companion_notes(host, "binding", named, targets, now),
+                *_companion_notes(host, "binding at the next boot:", named, targets, pending),
                 *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
                 *kept.notes,
             ]
         ),
-        alternatives=() if request.with_group else _alone(named, targets, moving),
+        alternatives=() if request.with_group else _alone(host, named, moving),
         already=(*_already(request, staying, repinned), *kept.already),
     )
 
@@ -221,9 +222,10 @@ def drivers_for(
 def moved_by(
     host: HostSnapshot, request: Bind | Unbind, others: frozenset[PciAddress] = _NONE
 ) -> list[PciDevice]:
-    """The named functions, the rest of their slots, and on request the rest of their groups.
+    """The named functions, the rest of their devices, and on request the rest of their groups.
 
-    A named bridge stays in the list, so that a safety check refuses it; other bridges are left out.
+    Named bridges and functions of the chipset stay in the list, so that a safety check refuses
+    them; others are left out, unless they are on VFIO.
     """
     named = [host.device(address) for address in request.addresses]
     found = {device.address: device for device in named}
@@ -234,9 +236,14 @@ def moved_by(
         groups = {d.iommu_group for d in (*named, *companions)}
         companions += [other for n in groups for other in host.group_members(n)]
     for other in companions:
-        if not other.is_bridge and other.address not in others:
+        if goes_along(other) and other.address not in others:
             found[other.address] = other
     return [found[address] for address in sorted(found)]
+
+
+def goes_along(device: PciDevice) -> bool:
+    """Whether a function that is not named is moved with others."""
+    return not device.is_bridge and (device.is_on_vfio or chipset_role(device) is None)
 
 
 @plans(Unbind)
@@ -271,7 +278,7 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         locks=(*_locks(targets), *kept.locks),
         notes=distinct(
             [
-                *_companion_notes("unbinding", named, targets, moving),
+                *_companion_notes(host, "unbinding", named, targets, moving),
                 *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
                 *device_notes(host, moving),
                 *kept.notes,
@@ -409,27 +416,31 @@ def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:
 
 
 def _companion_notes(
+    host: HostSnapshot,
     verb: str,
     named: Sequence[PciDevice],
     targets: Sequence[PciDevice],
     moving: Sequence[PciDevice],
 ) -> Iterable[str]:
     """The functions that are not named."""
-    slots = {device.address.slot for device in named}
+    along = _along(host, named)
     for device in targets:
         if device not in named and device in moving:
-            is_near = device.address.slot in slots
-            why = "same slot" if is_near else f"IOMMU group {device.iommu_group}"
+            why = "same slot" if device in along else f"IOMMU group {device.iommu_group}"
             yield f"also {verb} {device} ({why})"
 
 
+def _along(host: HostSnapshot, named: Iterable[PciDevice]) -> list[PciDevice]:
+    """All functions of the named devices."""
+    return [other for device in named for other in host.slot(device)]
+
+
 def _alone(
-    named: Sequence[PciDevice], targets: Sequence[PciDevice], moving: Sequence[PciDevice]
+    host: HostSnapshot, named: Sequence[PciDevice], moving: Sequence[PciDevice]
 ) -> tuple[Remedy, ...]:
-    """How to leave functions of a named slot that are in other groups."""
-    slots = {device.address.slot for device in named}
+    """How to leave functions of a named device that are in other groups."""
     groups = {(device.address.slot, device.iommu_group) for device in named}
-    others = [d for d in targets if d in moving and d.address.slot in slots]
+    others = [d for d in moving if d in _along(host, named)]
     others = [d for d in others if (d.address.slot, d.iommu_group) not in groups]
     return (Remedy(f"to leave {_listed(others)}: ", _FUNCTION_ONLY),) if others else ()
 

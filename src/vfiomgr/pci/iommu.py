@@ -98,11 +98,6 @@ def blockers(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
     return tuple(device for device in devices if is_blocking(device))
 
 
-def is_of_chipset(devices: Iterable[PciDevice]) -> bool:
-    """Whether all are functions of the chipset or the CPU, which have no slot to be moved from."""
-    return all(device.is_on_root_bus for device in devices)
-
-
 def acs_override_words(command_line: str | None) -> tuple[str, ...]:
     """The words on a kernel command line that make a patched kernel report false isolation."""
     return tuple(one.word for one in parameters(command_line, "pcie_acs_override"))

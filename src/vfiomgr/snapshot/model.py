@@ -12,6 +12,7 @@ from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.drivers import is_variant_module
 from vfiomgr.pci.iommu import IommuGroup, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.pci.slots import is_integrated, one_device
 from vfiomgr.snapshot.named import unknown_device
 from vfiomgr.snapshot.values import DeviceState, Holder, HostFacts
 from vfiomgr.value import values_by_key
@@ -102,14 +103,12 @@ class HostSnapshot(HostFacts):
             raise unknown_device(self, address) from None
 
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
-        """The functions that are passed through together, no bridges; a virtual one is alone."""
-        if device.physical_function is not None:
-            return (device,)
-        return tuple(
-            other
-            for other in self._by_slot.get(device.address.slot, ())
-            if other.physical_function is None and (other is device or not other.is_bridge)
-        )
+        """The functions of its slot that are passed through with it (see `one_device`)."""
+        return one_device(device, self._by_slot.get(device.address.slot, ()))
+
+    def is_integrated(self, device: PciDevice) -> bool:
+        """Whether it belongs to the chipset or the CPU, and has no slot to be moved from."""
+        return is_integrated(device, self._by_slot.get(device.address.slot, ()))
 
     def beside(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The other functions of its bus."""

@@ -653,6 +653,11 @@ TREE = "platform/4010000000.pcie"
 """The device of a host bridge in a device tree."""
 
 
+def on_root(path: str, **audio: Any) -> list[PciDevice]:
+    """Two functions of one slot of a root bus."""
+    return [replace(BOUND, bridge_path=path), replace(AUDIO, bridge_path=path, **audio)]
+
+
 @pytest.mark.parametrize(
     ("ids", "functions", "left"),
     [
@@ -665,9 +670,11 @@ TREE = "platform/4010000000.pcie"
         (f'"{IDS},10de:22ba"', [BOUND, AUDIO], []),
         (IDS, [device(is_boot_display=True), AUDIO], []),
         (IDS, [BOUND, replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
-        (IDS, [BOUND, replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
-        (IDS, [BOUND, replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
-        (IDS, [BOUND, replace(AUDIO, iommu_group=5, bridge_path=f"{TREE}/pci0000:00")], []),
+        (IDS, on_root("pci0000:00"), ["0000:04:00.1"]),
+        (IDS, on_root("pci0000:00", driver=None), []),
+        (IDS, on_root("pci0000:00", iommu_group=5), []),
+        (IDS, on_root(f"{TREE}/pci0000:00", iommu_group=5), []),
+        (IDS, [BOUND, replace(AUDIO, vendor_id="8086", iommu_group=5)], []),
     ],
 )
 def test_identifiers_that_leave_out_functions_of_the_slot(
@@ -678,7 +685,17 @@ def test_identifiers_that_leave_out_functions_of_the_slot(
     if finding is not None:
         assert finding.severity == "warning"
         assert [line[:12] for line in finding.evidence[1:]] == left
-        assert finding.remedy.endswith("vfiomgr bind --persist 0000:04:00.0")
+        group = " --with-group" if functions[0].is_on_root_bus else ""
+        assert finding.remedy.endswith(f"vfiomgr bind --persist 0000:04:00.0{group}")
+
+
+@pytest.mark.parametrize(("group", "names"), [(4, "04:00.0"), (5, "04:00.0 0000:04:00.1")])
+def test_ports_with_their_own_groups_are_named_one_by_one(group: int, names: str) -> None:
+    ports = [nic("0000:04:00.0"), nic("0000:04:00.1", iommu_group=group)]
+    ids = f"{ports[0].vendor_id}:{ports[0].device_id}"
+    finding = found(host(*ports, readiness=options(ids)), "vfio-pci-ids-lost")
+    assert finding is not None
+    assert finding.remedy.endswith(f"vfiomgr bind --persist 0000:{names}")
 
 
 def test_identifiers_that_mean_the_console() -> None:

@@ -11,7 +11,14 @@ from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner
-from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState, Unbind
+from vfiomgr.passthrough.steps import (
+    AwaitVfioNode,
+    Bind,
+    ChangeDriver,
+    ReleaseDriver,
+    SaveOriginalState,
+    Unbind,
+)
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -136,6 +143,73 @@ def test_functions_of_the_chipset_are_not_to_be_moved_to_another_slot() -> None:
     chipset = host_of(built_in, replace(NIC, iommu_group=4, bridge_path="pci0000:00"))
     hint = refusal(chipset, "0000:04:00.0").hint
     assert hint == "the group must be assigned together: pass --with-group to bind them too"
+
+
+def _of_chipset(address: str, kind: str, driver: str | None = None, **facts: Any) -> PciDevice:
+    return replace(
+        pci_device(address),
+        vendor_id="8086",
+        class_code=f"{kind}00",
+        name=kind,
+        driver=driver,
+        bridge_path="pci0000:00",
+        iommu_group=14,
+        **facts,
+    )
+
+
+LAN = _of_chipset("0000:00:1f.6", "0200", "e1000e")
+SOUND = _of_chipset("0000:00:1f.3", "0403", "snd_hda_intel")
+SMBUS = _of_chipset("0000:00:1f.4", "0c05", "i801_smbus")
+SPI = _of_chipset("0000:00:1f.5", "0c80")
+
+
+@pytest.mark.parametrize("with_group", [False, True])
+def test_what_the_host_needs_of_its_chipset_stays_and_blocks_its_group(*, with_group: bool) -> None:
+    with pytest.raises(Refusal) as caught:
+        bind(host_of(LAN, SOUND, SMBUS, SPI), "0000:00:1f.6", with_group=with_group)
+    assert "also holds 0000:00:1f.4 (0c05) on i801_smbus, which must stay with the host" in str(
+        caught.value
+    )
+    hint = caught.value.hint or ""
+    assert "--with-group" not in hint
+    assert "to a slot" not in hint
+    assert "add-in card or a USB device" in hint
+
+
+def test_without_a_driver_it_blocks_nothing_and_still_stays() -> None:
+    host = host_of(LAN, SOUND, replace(SMBUS, driver=None), SPI)
+    assert "--with-group" in refusal(host, "0000:00:1f.6").hint
+    both = ["0000:00:1f.3", "0000:00:1f.6"]
+    assert moved(bind(host, "0000:00:1f.6", with_group=True)) == both
+
+
+@pytest.mark.parametrize("driver", [None, "i801_smbus"])
+def test_functions_of_the_chipset_are_refused_by_name(driver: str | None) -> None:
+    host = host_of(replace(SMBUS, driver=driver, iommu_group=15))
+    refused = refusal(host, "0000:00:1f.4", "in-use", "boot-display")
+    assert "is the SMBus of the chipset, which must stay with the host" in refused.message
+
+
+def test_what_another_tool_bound_of_the_chipset_can_be_returned() -> None:
+    bound = replace(SMBUS, driver="vfio-pci", driver_override="vfio-pci")
+    steps = plan(host_of(LAN, bound), Unbind((bound.address,))).steps
+    assert [str(step.device.address) for step in steps if isinstance(step, ReleaseDriver)] == [
+        "0000:00:1f.4"
+    ]
+
+
+def test_of_a_slot_of_the_chipset_only_the_named_function_goes() -> None:
+    usb = replace(_of_chipset("0000:00:14.0", "0c03", "xhci_hcd"), iommu_group=6)
+    wifi = replace(_of_chipset("0000:00:14.3", "0280", "iwlwifi"), iommu_group=7)
+    assert moved(bind(host_of(usb, wifi), "0000:00:14.3")) == ["0000:00:14.3"]
+
+
+@pytest.mark.parametrize(("group", "expected"), [(5, ["05:00.1"]), (6, ["05:00.0", "05:00.1"])])
+def test_other_ports_go_if_they_share_the_group(group: int, expected: list[str]) -> None:
+    port = replace(NIC, iommu_group=6)
+    other = replace(NIC, address=PciAddress.parse("0000:05:00.1"), iommu_group=group)
+    assert moved(bind(host_of(port, other), "05:00.1")) == [f"0000:{name}" for name in expected]
 
 
 @pytest.mark.parametrize("driver", [None, "vfio-pci", "pci-stub"])

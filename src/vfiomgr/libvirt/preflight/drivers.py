@@ -63,6 +63,10 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
     None: ("managed-in-use", "blocker", "libvirt cannot unbind it in this state"),
 }
+_BY_RULE = {
+    guards.IN_NETWORK: _CUTS_OFF,
+    guards.CHIPSET: "when the domain starts, libvirt unbinds it, and the guest controls it",
+}
 _ASKED_ELSEWHERE = (
     guards.bridge,
     guards.denied,
@@ -82,7 +86,7 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
         device = taken.device
         is_hooked = device.address in context.hook_needs.functions
         if not taken.hostdev.managed and device.stuck is None and not is_hooked:
-            slots[device.address if device.physical_function else device.address.slot].append(taken)
+            slots[context.host.slot(device)].append(taken)
     for functions in slots.values():
         names = ", ".join(str(taken.device) for taken in functions)
         first = functions[0].device
@@ -116,7 +120,7 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
         found = [one for look in _LOOKS for one in look(context.host, taken.device)]
         for diagnostic in {one.summary: one for one in found}.values():
             rule, severity, why = _HOW_BAD[diagnostic.override]
-            why = _CUTS_OFF if diagnostic.rule == guards.IN_NETWORK else why
+            why = _BY_RULE.get(diagnostic.rule, why)
             yield finding(
                 rule,
                 severity,

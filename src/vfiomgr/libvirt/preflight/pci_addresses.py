@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.model import DomainHostdev, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
+    from vfiomgr.pci.model import PciDevice
 
 _LAST_BUS = 255
 
@@ -214,15 +215,16 @@ def _expanders(context: PreflightContext) -> list[PciController]:
 
 def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
     """A GPU's audio, USB and UCSI functions, which the host cannot use alone."""
-    told: set[tuple[int, int, int]] = set()
+    told: set[tuple[PciDevice, ...]] = set()
     for taken in context.functions:
         device = taken.device
-        others = [d for d in context.host.slot(device) if d.address not in context.addresses]
-        if device.physical_function or not others or device.address.slot in told:
+        whole = context.host.slot(device)
+        others = [d for d in whole if d.address not in context.addresses]
+        if device.physical_function or not others or whole in told:
             continue
         if not device.is_graphics_or_accelerator:
             continue
-        told.add(device.address.slot)
+        told.add(whole)
         yield finding(
             "companion-left-out",
             "info",
@@ -255,11 +257,11 @@ def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _slots(context: PreflightContext) -> list[list[AssignedFunction]]:
-    """The functions of each host slot from which the domain has several."""
-    found: dict[tuple[int, int, int], list[AssignedFunction]] = defaultdict(list)
+    """The functions of each device of the host from which the domain has several."""
+    found: dict[tuple[PciDevice, ...], list[AssignedFunction]] = defaultdict(list)
     for taken in context.seen:
         if taken.device.physical_function is None:
-            found[taken.device.address.slot].append(taken)
+            found[context.host.slot(taken.device)].append(taken)
     return [sorted(slot, key=lambda t: t.device.address) for slot in found.values() if slot[1:]]
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod
+from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.slots import chipset_role
 from vfiomgr.users.node_agent import CONTROL, RECORD
 
 if TYPE_CHECKING:
@@ -165,22 +166,25 @@ def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
 def _clearance(
     host: HostSnapshot, own: Sequence[AssignedFunction], staying: Sequence[PciDevice]
 ) -> str:
-    """How to make a group viable: bind entire slots, with the group, or use another slot."""
+    """How to make a group viable: bind entire devices, with the group, or use another slot."""
+    if all(host.is_integrated(taken.device) for taken in own):
+        elsewhere = f"remove the <hostdev>, and {INSTEAD}, or an emulated one"
+    else:
+        elsewhere = "move the device to a slot with its own IOMMU group"
+    if any(chipset_role(device) is not None for device in staying):
+        return elsewhere
     if any(device.is_bridge for device in staying):
         return (
             "move the device to a slot with its own IOMMU group, or enable ACS in the firmware "
             "setup: the group contains a bridge, which stays on the host"
         )
-    slots = {taken.device.address.slot for taken in own}
-    if all(device.address.slot in slots for device in staying):
+    along = [other for taken in own for other in host.slot(taken.device)]
+    if all(device in along for device in staying):
         return how_to_bind(host, staying)
     first = own[0].device
     is_refused = diagnostics_to_bind(host, [first], with_group=True)
     gone = "" if is_refused else " (the host can then no longer use these devices)"
-    return (
-        f"{how_to_bind(host, [first], with_group=True)}{gone}; or move the device to a slot with "
-        "its own IOMMU group"
-    )
+    return f"{how_to_bind(host, [first], with_group=True)}{gone}; or {elsewhere}"
 
 
 def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -200,6 +200,40 @@ def test_harmless_drivers_of_bridges_do_not_spoil_a_group() -> None:
     assert troubles(judge(snapshot=host(port))) == []
 
 
+CHIPSET: dict[str, Any] = {"bridge_path": "pci0000:00", "vendor_id": "8086", "iommu_group": 2}
+ON_BOARD = function("0000:02:00.0", class_code="040300", **CHIPSET)
+SMBUS = function("0000:02:00.4", class_code="0c0500", driver="i801_smbus", **CHIPSET)
+
+
+def test_what_the_host_needs_of_its_chipset_is_not_to_be_bound() -> None:
+    report = judge(xml(NIC_ELEMENT), host(ON_BOARD, SMBUS))
+    finding = good.found(report, "group-not-viable")
+    assert finding is not None
+    assert "0000:02:00.4: on i801_smbus" in finding.evidence[-1]
+    assert "vfiomgr bind" not in finding.remedy
+    assert "slot" not in finding.remedy
+    assert "USB device" in finding.remedy
+    assert troubles(judge(xml(NIC_ELEMENT), host(ON_BOARD, replace(SMBUS, driver=None)))) == []
+
+
+def test_of_the_chipset_libvirt_unbinds_nothing_that_the_host_needs() -> None:
+    text = xml(pci_element("0000:02:00.4", managed="yes"))
+    finding = good.found(judge(text, host(ON_BOARD, SMBUS)), "managed-in-use")
+    assert finding is not None
+    assert "is the SMBus of the chipset" in finding.summary
+    assert "USB device" in finding.remedy
+
+
+def test_a_function_of_the_chipset_is_no_part_of_the_gpu() -> None:
+    gpu = replace(GPU, vendor_id="1002", class_code="030000")
+    others = [
+        replace(SOUND, vendor_id="1022", class_code="108000", iommu_group=3, driver="ccp"),
+        function("0000:01:00.3", vendor_id="1022", class_code="0c0300", iommu_group=4),
+    ]
+    report = judge(xml(GPU_ELEMENT), host(gpu, *others))
+    assert good.found(report, "companion-left-out") is None
+
+
 def test_of_a_domain_of_libvirt_the_remedy_is_a_change_of_its_definition() -> None:
     itself = known(xml(pci_element("0000:77:00.0"), name="win"))
     assert itself.defined is not None
