@@ -429,6 +429,10 @@ class VgpuFacts(
     """Virtual functions that cannot become vGPUs until all those of the GPU are recreated."""
     has_sriov_manage: bool = False
     """Whether NVIDIA's program that creates virtual functions is installed."""
+    has_nvidia_vgpu: bool | None = None
+    """Whether the module of NVIDIA's vGPU driver (nvidia_vgpu_vfio) is loaded; None if unknown."""
+    has_i915_vfs: bool | None = None
+    """Whether the loaded i915 has the parameter max_vfs, as modules with SR-IOV do; else None."""
 
     @cached_property
     def parent_names(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from vfiomgr.listing import first_of
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
+from vfiomgr.vgpu.absence import absence, candidates
 from vfiomgr.vgpu.capacity import (
     Capacity,
     Gpu,
@@ -24,7 +25,6 @@ from vfiomgr.vgpu.capacity import (
     why_none_is_free,
 )
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
-from vfiomgr.vgpu.steps import creation, lacks_vgpu_functions, without_functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.steps import CreateVgpu
 
 _MOST_REASONS = 8
+_MOST_GPUS = 4
 
 
 class Placement(Value):
@@ -102,20 +103,15 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
         message += f" (available: {names})" if known else " (this host has none)"
         return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu list --types")
     device = find_device(host, name)
-    message = f"{device} does not support vGPUs in its current state"
     gpu = host.device_named(str(device.physical_function)) or device
-    if device.is_on_vfio:
+    if device is not gpu and device.is_on_vfio:
+        message = f"{device} does not support vGPUs in its current state"
         remedy = f"unbind it from {device.driver}: vfiomgr unbind {device.address}"
-    elif lacks_vgpu_functions(host, gpu):
-        again = f" again, on the driver {gpu.driver}" if gpu.virtual_functions else ""
-        remedy = f"create its virtual functions{again}: {creation(host, gpu)}"
-    elif device.sriov_totalvfs and not device.virtual_functions:
-        remedy = f"create its virtual functions: {creation(host, device)}"
-    else:
-        remedy = (
-            "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu list --types"
-        )
-    return UnknownDevice(message, remedy)
+        return UnknownDevice(message, remedy)
+    found = absence(host, gpu)
+    state = "" if found.is_final else " in its current state"
+    message = f"{device} does not support vGPUs{state}: {gpu.address} {found.cause}"
+    return UnknownDevice(message, found.remedy)
 
 
 def _is_same(text: str, name: str) -> bool:
@@ -129,13 +125,23 @@ def _is_same(text: str, name: str) -> bool:
 def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
     found = find_parents(host, request.parent) if request.parent is not None else list(gpus(host))
     if not found:
-        message = "no device of this host supports vGPUs"
-        remedy = "load the vendor's vGPU driver"
-        if lacking := without_functions(host):
-            message += " in its current state"
-            remedy = f"create virtual functions: {'; '.join(creation(host, d) for d in lacking)}"
-        raise UnknownDevice(message, remedy)
+        raise no_gpus(host)
     return found
+
+
+def no_gpus(host: HostSnapshot) -> UnknownDevice:
+    """The error for a host without parents of vGPUs: the cause and the remedy for each GPU."""
+    known = [(device, absence(host, device)) for device in candidates(host)]
+    message = "no device of this host supports vGPUs"
+    if not known:
+        remedy = "vGPUs need a GPU of NVIDIA, or of Intel up to the 10th generation"
+        return UnknownDevice(message, f"{remedy}; list the devices with: vfiomgr list --all")
+    if not all(one.is_final for _, one in known):
+        message += " in its current state"
+    causes, more = first_of([f"{device.address} {one.cause}" for device, one in known], _MOST_GPUS)
+    open_ones = [one for _, one in known if not one.is_final] or [one for _, one in known]
+    remedies = dict.fromkeys(one.remedy for one in open_ones[:_MOST_GPUS])
+    return UnknownDevice(f"{message}: {'; '.join((*causes, *more))}", "; ".join(remedies))
 
 
 def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:

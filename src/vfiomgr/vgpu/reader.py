@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.documents.text import TextFile
-from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME, SRIOV_MANAGE
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME, SRIOV_MANAGE, HostPath
 from vfiomgr.vgpu.facts import DIRECTORY, TYPES, persistence_uses, read_mdevs, read_vendor_vgpus
 from vfiomgr.vgpu.model import MARKS, Vgpu, VgpuFacts, WedgedFunction
 from vfiomgr.vgpu.quota.facts import read_quotas
@@ -151,6 +151,15 @@ def read_vgpus(
     return VgpuFacts((*mdev_parents, *parents), (*mdevs, *vgpus))
 
 
+_MODULES = HostPath("/sys/module")
+_I915_PARAMETERS = _MODULES / "i915/parameters"
+
+
+def _if(tree: HostTree, known: HostPath, path: HostPath) -> bool | None:
+    """Whether a path exists; None if a directory does not that each host has beside it."""
+    return True if tree.exists(path) else False if tree.exists(known) else None
+
+
 def with_vgpu_records(
     tree: HostTree, devices: tuple[PciDevice, ...], vgpus: VgpuFacts
 ) -> VgpuFacts:
@@ -158,6 +167,8 @@ def with_vgpu_records(
     return replace(
         with_records(tree, vgpus),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
+        has_nvidia_vgpu=_if(tree, _MODULES / "nvidia", _MODULES / "nvidia_vgpu_vfio"),
+        has_i915_vfs=_if(tree, _I915_PARAMETERS, _I915_PARAMETERS / "max_vfs"),
         quotas=read_quotas(tree, devices),
     )
 

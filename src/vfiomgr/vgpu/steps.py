@@ -475,12 +475,29 @@ def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
     return None
 
 
+def is_before_ampere(device: PciDevice) -> bool:
+    """Whether it is an NVIDIA GPU whose vGPUs are mediated devices of the GPU itself.
+
+    A T4 shows sriov_totalvfs, but no virtual function ever appears (NVIDIA/gpu-operator#2365). By
+    pci.ids, IDs up to 1fff and those of TU116 (21xx, from 2180 on) are of Turing or older.
+    """
+    number = int(device.device_id, 16)
+    return device.vendor_id == _NVIDIA and (number < _FIRST_OF_AMPERE or number in _TU116)
+
+
+_NVIDIA = "10de"
+_FIRST_OF_AMPERE = 0x2000
+_TU116 = range(0x2180, 0x2200)
+
+
 def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether an NVIDIA GPU on its driver has no virtual function that can have a vGPU.
 
     They need a driver for that; `sriov set` creates them without one where the kernel creates them.
     """
-    if device.driver != DRIVER or not device.sriov_totalvfs:
+    if device.driver != DRIVER or not device.sriov_totalvfs or is_before_ampere(device):
+        return False
+    if str(device.address) in host.vgpus.parent_names:
         return False
     names = set(map(str, device.virtual_functions))
     functions = filter(None, map(host.device_named, names))

@@ -129,9 +129,9 @@ def test_an_unknown_parent_lists_the_known() -> None:
     ("changes", "remedy"),
     [
         ({"sriov_totalvfs": 16}, "functions: vfiomgr vgpu mode 0000:05:00.0 vgpu"),
-        ({"sriov_totalvfs": 7, "driver": "xe"}, "functions: vfiomgr sriov set 0000:05:00.0 7"),
         ({"driver": "vfio-pci", "sriov_totalvfs": 16}, "vfiomgr unbind 0000:05:00.0"),
-        ({}, "load the vendor's vGPU driver"),
+        ({"driver": None, "sriov_totalvfs": 16}, "install the host driver of NVIDIA vGPU"),
+        ({}, "enable SR-IOV in the firmware setup"),
     ],
 )
 def test_a_device_that_makes_none_now_gets_the_remedy_that_fits(

@@ -8,7 +8,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import wrapped
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
-from vfiomgr.vgpu.placement import find_parents
+from vfiomgr.vgpu.placement import find_parents, no_gpus
 from vfiomgr.vgpu.quota.capacity import function_rooms
 from vfiomgr.vgpu.steps import creation, without_functions
 
@@ -40,7 +40,9 @@ def list_types(session: Session, parent: str | None) -> None:
     elif found:
         note(f"no vGPU types available on: {', '.join(gpu.name for gpu in found)}")
     elif not without_functions(host):
-        note("no device of this host supports vGPUs")
+        reason = no_gpus(host)
+        note(reason.message)
+        note(f"remedy: {reason.hint}")
     _tell_of_lost(host)
     _tell_of_idle(host)
 
