@@ -38,10 +38,10 @@ GIM = "gim"
 gim_config.c), and removes them when it is unloaded; sysfs cannot change them (gim_drv.c)."""
 GIM_OPTIONS = (
     "set vf_num (and vf_fb in MiB in GIM for older GPUs) in /etc/gim_config, or as an option of "
-    "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then run: "
-    "modprobe -r gim; modprobe gim (without the second command, no virtual function is left)"
+    "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then reboot "
+    "and load gim early (loaded again later, it may find no contiguous memory)"
 )
-"""How to change the virtual functions of GIM."""
+"""How to change the virtual functions of GIM (amd/MxGPU-Virtualization#8)."""
 
 
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

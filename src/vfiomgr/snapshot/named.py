@@ -87,9 +87,30 @@ def unknown_device(host: HostSnapshot, address: PciAddress) -> UnknownDevice:
         message = f"cannot identify {address}: {UNIDENTIFIED}"
         hint = "add these files to the recording, or examine the device on the host: lspci -vv"
         return UnknownDevice(message, hint)
+    message = f"no such PCI device: {address}"
+    if function := _missing_function(host, address):
+        return UnknownDevice(f"{message}: {function[0]}", function[1])
     near = " or ".join(map(str, _near(host, address)))
     meant = f"did you mean {near}? " if near else ""
-    return UnknownDevice(f"no such PCI device: {address}", f"{meant}{_LIST_ALL}")
+    return UnknownDevice(message, f"{meant}{_LIST_ALL}")
+
+
+def _missing_function(host: HostSnapshot, address: PciAddress) -> tuple[str, str] | None:
+    """What is known of an address that a virtual function would have, and how to create it.
+
+    Without offset and stride, which Linux shows since 4.14, it may be any beside its device.
+    """
+    for device in host.devices:
+        index = device.index_of_function(address)
+        is_unknown = device.sriov_totalvfs and not (device.sriov_offset and device.sriov_stride)
+        is_beside = device.address.slot == address.slot and is_unknown
+        if index is not None or is_beside:
+            count = "COUNT" if index is None else max(index + 1, device.sriov_numvfs or 0)
+            has = f"{device}, which has {device.sriov_numvfs or 0} of {device.sriov_totalvfs}"
+            what = f"{'it may be' if index is None else 'it is'} a virtual function of {has}"
+            create = f"create virtual functions: vfiomgr sriov set {device.address} {count}"
+            return what, f"{create}; a list that is bound at boot, before that, cannot have them"
+    return None
 
 
 def _near(host: HostSnapshot, address: PciAddress) -> list[PciAddress]:

@@ -13,6 +13,7 @@ from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse, refuse_if_an
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
+from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import echo
@@ -31,6 +32,7 @@ from vfiomgr.sriov.steps import (
     SetVirtualFunctions,
 )
 from vfiomgr.units import counted
+from vfiomgr.vgpu.absence import WITHOUT_SRIOV, generation_without_sriov
 from vfiomgr.vgpu.model import counted_places
 from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
 from vfiomgr.vgpu.projection import without_instances
@@ -182,7 +184,7 @@ def plan_set(
     refuse_if_any(
         [
             *guards.stuck(host, device),
-            *_no_maker(device),
+            *_no_maker(host, device),
             *_carrying(host, device, present),
             *(o for vf in present for o in _in_use(host, vf)),
             *(unmovable_instances(host, device) if makes_by_program(host, device) else ()),
@@ -355,6 +357,13 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             f"{device} is a virtual function",
             f"name its physical function: vfiomgr sriov set {device.physical_function} {count}",
         )
+    elif generation := generation_without_sriov(device):
+        yield blocker(
+            "no-sriov",
+            device,
+            f"{device} does not support SR-IOV: {generation}",
+            f"assign the entire GPU instead; whether it can be: vfiomgr show {device.address}",
+        )
     elif not device.sriov_totalvfs:
         yield blocker(
             "no-sriov",
@@ -431,8 +440,11 @@ def _no_vectors(
         )
 
 
-def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
+def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a device without host driver, which creates virtual functions (sriov_configure)."""
+    instead = WITHOUT_SRIOV.get(device.driver or "")
+    if device.driver == "i915" and host.vgpus.has_i915_vfs is False:
+        instead = _instead_of_i915(host)
     if device.driver is None:
         yield blocker(
             "no-driver",
@@ -447,6 +459,28 @@ def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} is on {device.driver}, which cannot create virtual functions (ENOENT)",
             f"unbind it first: vfiomgr unbind {device.address}",
         )
+    elif instead is not None:
+        parameter = " (no parameter max_vfs)" if device.driver == "i915" else ""
+        yield blocker(
+            "driver-without-sriov",
+            device,
+            f"{device} is on {device.driver} without SR-IOV{parameter}: it cannot create virtual "
+            "functions (ENOENT)",
+            instead,
+        )
+
+
+def _instead_of_i915(host: HostSnapshot) -> str:
+    """What has SR-IOV; the kernel's own i915 has none, whatever its parameters are."""
+    if parameters(host.kernel.command_line, "i915.max_vfs"):
+        return (
+            "the kernel's own i915 is loaded, which ignores max_vfs: check with dkms status that "
+            "i915-sriov-dkms is built for this kernel, rebuild the initramfs, and reboot"
+        )
+    return (
+        "install i915-sriov-dkms for this kernel, or boot with xe, if its release supports SR-IOV "
+        "of this GPU (see modinfo xe for max_vfs)"
+    )
 
 
 def _carrying(

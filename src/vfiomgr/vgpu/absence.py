@@ -35,6 +35,31 @@ _WITH_GVT = (
 """How the device IDs begin of what is_supported_device lists (drivers/gpu/drm/i915/intel_gvt.c,
 include/drm/intel/pciids.h)."""
 
+_INTEL_WITHOUT_SRIOV = (
+    *_WITH_GVT,
+    *("00", "01", "04", "0a", "0d", "0f", "22", "31"),  # Sandy Bridge to Haswell, Atoms
+    *("8a", "45", "4e"),  # 11th generation: Ice Lake, Elkhart Lake, Jasper Lake
+)
+"""How the device IDs begin of Intel's GPUs up to the graphics of the 11th generation."""
+
+WITHOUT_SRIOV = {
+    "amdgpu": "AMD's driver gim creates virtual functions, of the models that have SR-IOV",
+    "nouveau": "NVIDIA's vGPU driver creates virtual functions",
+}
+"""Drivers without sriov_configure in Linux 6.12, and which driver has it; sriov_numvfs fails with
+ENOENT (sriov_numvfs_store in drivers/pci/pci-sysfs.c and iov.c)."""
+
+
+def generation_without_sriov(device: PciDevice) -> str | None:
+    """Why a GPU of this generation has no virtual functions; None for others, and if unknown."""
+    if not device.class_code.startswith(CLASS_DISPLAY):
+        return None
+    if device.vendor_id == _INTEL and device.device_id.startswith(_INTEL_WITHOUT_SRIOV):
+        return "this generation has none (Intel's GPUs have it from the 12th on)"
+    if is_before_ampere(device):
+        return "this generation has none for vGPUs (NVIDIA's GPUs have it since Ampere)"
+    return None
+
 
 class Absence(Value):
     """Why a device has no vGPUs."""

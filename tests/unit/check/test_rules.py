@@ -957,7 +957,7 @@ def test_a_gpu_on_gim_gets_virtual_functions_by_an_option_of_the_module() -> Non
     assert finding is not None
     functions, entire = finding.remedy.split("; for the entire GPU, ")
     assert functions.startswith("for virtual functions, set vf_num")
-    assert "modprobe -r gim; modprobe gim" in functions
+    assert "reboot and load gim early" in functions
     assert "vfiomgr bind 0000:04:00.0" in entire
 
 

@@ -7,15 +7,17 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.engine.registry import plan
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 NIC = replace(
@@ -164,3 +166,110 @@ def test_a_plan_is_its_own_undoing_backwards() -> None:
         inverse = step.inverse()
         assert inverse is not None
         assert inverse.inverse() == step
+
+
+IGPU = replace(
+    pci_device("0000:00:02.0"),
+    vendor_id="8086",
+    device_id="a7a0",
+    class_code="030000",
+    driver="i915",
+    sriov_totalvfs=7,
+    sriov_numvfs=0,
+    sriov_offset=1,
+    sriov_stride=1,
+)
+
+
+def refused(gpu: PciDevice, words: str = "quiet", *, has_vfs: bool | None = None) -> Refusal | None:
+    """The refusal of one virtual function."""
+    host = with_facts(host_of(gpu), has_i915_vfs=has_vfs, kernel_command_line=words)
+    try:
+        plan(host, SetVirtualFunctions(gpu.address, 1))
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"), [("i915.max_vfs=7", "rebuild the initramfs"), ("quiet", "boot with xe")]
+)
+def test_the_kernels_own_i915_makes_no_virtual_functions(words: str, remedy: str) -> None:
+    refusal = refused(IGPU, words, has_vfs=False)
+    assert refusal is not None
+    assert [found.rule for found in refusal.diagnostics] == ["driver-without-sriov"]
+    assert remedy in (refusal.hint or "")
+
+
+@pytest.mark.parametrize(("driver", "has_vfs"), [("i915", True), ("i915", None), ("xe", False)])
+def test_a_driver_that_has_or_may_have_sriov_is_not_refused(
+    driver: str, *, has_vfs: bool | None
+) -> None:
+    assert refused(replace(IGPU, driver=driver), has_vfs=has_vfs) is None
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "driver", "maker"),
+    [("1002", "74a1", "amdgpu", "gim"), ("10de", "2235", "nouveau", "NVIDIA's vGPU driver")],
+)
+def test_drivers_without_sriov_are_refused_with_the_one_that_has_it(
+    vendor: str, device: str, driver: str, maker: str
+) -> None:
+    refusal = refused(replace(IGPU, vendor_id=vendor, device_id=device, driver=driver))
+    assert refusal is not None
+    assert maker in (refusal.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "total"),
+    [("8086", "4e61", None), ("8086", "3e92", None), ("8086", "8a52", 0), ("10de", "1eb8", 16)],
+)
+def test_a_generation_without_sriov_needs_no_setting(
+    vendor: str, device: str, total: int | None
+) -> None:
+    gpu = replace(IGPU, vendor_id=vendor, device_id=device, sriov_totalvfs=total)
+    refusal = refused(gpu)
+    assert refusal is not None
+    assert [found.rule for found in refusal.diagnostics] == ["no-sriov"]
+    assert "this generation has none" in refusal.message
+    assert "firmware" not in (refusal.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "kind"),
+    [("8086", "46d1", "030000"), ("10de", "2204", "030000"), ("8086", "0b5c", "020000")],
+)
+def test_where_sriov_may_be_disabled_the_firmware_is_named(
+    vendor: str, device: str, kind: str
+) -> None:
+    gpu = replace(IGPU, vendor_id=vendor, device_id=device, class_code=kind, sriov_totalvfs=None)
+    refusal = refused(gpu)
+    assert refusal is not None
+    assert "firmware setup" in (refusal.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("address", "says", "command"),
+    [
+        ("0000:00:02.3", "it is a virtual function of", "sriov set 0000:00:02.0 3"),
+        ("0000:00:03.0", "", "list all devices"),
+        ("0001:00:02.3", "", "list all devices"),
+    ],
+)
+def test_a_virtual_function_that_does_not_exist_is_told_as_one(
+    address: str, says: str, command: str
+) -> None:
+    with pytest.raises(UnknownDevice) as caught:
+        host_of(IGPU).device(PciAddress.parse(address))
+    assert says in caught.value.message
+    assert ("virtual function" in caught.value.message) == bool(says)
+    assert command in (caught.value.hint or "")
+
+
+def test_beside_a_device_of_unknown_offset_it_may_be_one() -> None:
+    unknown = replace(IGPU, sriov_offset=None, sriov_stride=None)
+    with pytest.raises(UnknownDevice, match="it may be a virtual function of"):
+        host_of(unknown).device(PciAddress.parse("0000:00:02.1"))
+    with pytest.raises(UnknownDevice) as caught:
+        host_of(replace(unknown, sriov_totalvfs=None)).device(PciAddress.parse("0000:00:02.1"))
+    assert "did you mean 0000:00:02.0?" in (caught.value.hint or "")
