@@ -78,6 +78,7 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
     kernel = FakeKernel(tmp_path / "host", has_cdev=has_cdev)
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
     kernel.add_driver(DRIVER, ids=[("10de", "*", "03")], configures_sriov=not rejects_raw)
+    kernel.sysfs.make("/sys/module/nvidia_vgpu_vfio")
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
     for program in (SRIOV_MANAGE, NVIDIA_SMI) if has_programs else ():
         kernel.programs.install(program)

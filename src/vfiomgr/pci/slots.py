@@ -28,6 +28,9 @@ _OF_CHIPSET = {
     "0580": "the power management controller of the chipset",
 }
 _CHIPSET_VENDORS = frozenset({"8086", "1022"})
+_MAKERS = frozenset({"8086", "1022", "1002", "1d94", "1d17"})
+"""Intel, AMD with its graphics, Hygon and Zhaoxin, whose functions on a root bus are of the chipset
+or the CPU. A virtual machine shows cards of others on one."""
 _SECURITY_VENDORS = frozenset({"1022", "1d94"})
 """AMD, and Hygon, whose processors have the same IDs."""
 _NO_SECURITY_PROCESSORS = frozenset({"1537", "1468", "1498"})
@@ -57,12 +60,12 @@ def chipset_role(device: PciDevice) -> str | None:
 def is_integrated(device: PciDevice, slot: Iterable[PciDevice]) -> bool:
     """Whether a function belongs to the chipset or the CPU; `slot` are all of its device number.
 
-    It is on a root bus, or its device number has functions of several vendors or of a kind that no
-    card has: AMD's processors have their internal functions below internal bridges.
+    It is on a root bus and of their makers, or its device number has functions of several vendors
+    or of a kind that no card has: AMD's processors have functions below internal bridges.
     """
     there = list(slot)
     return (
-        device.is_on_root_bus
+        _is_on_board(device)
         or len({other.vendor_id for other in there}) > 1
         or any(other.class_code.startswith(_ONLY_IN_SOC) for other in there)
     )
@@ -93,7 +96,7 @@ def _may_have_others(device: PciDevice) -> bool:
 
 
 def _is_joined(one: PciDevice, other: PciDevice, slot: Iterable[PciDevice]) -> bool:
-    if one.is_on_root_bus:
+    if _is_on_board(one):
         return False
     is_same_card = one.vendor_id == other.vendor_id and (
         (_is_display(one) and other.class_code.startswith(_OF_GRAPHICS_CARD))
@@ -103,6 +106,10 @@ def _is_joined(one: PciDevice, other: PciDevice, slot: Iterable[PciDevice]) -> b
         return True
     is_same_group = one.iommu_group is not None and one.iommu_group == other.iommu_group
     return is_same_group and not is_integrated(one, slot)
+
+
+def _is_on_board(device: PciDevice) -> bool:
+    return device.is_on_root_bus and device.vendor_id in _MAKERS
 
 
 def _is_display(device: PciDevice) -> bool:

@@ -139,7 +139,7 @@ def test_foreign_members_are_refused_by_name_and_taken_with_consent() -> None:
 def test_functions_of_the_chipset_are_not_to_be_moved_to_another_slot() -> None:
     card = host_of(GPU, replace(NIC, iommu_group=4))
     assert "move the device to a slot" in refusal(card, "0000:04:00.0").hint
-    built_in = replace(GPU, bridge_path="pci0000:00")
+    built_in = replace(GPU, vendor_id="8086", bridge_path="pci0000:00")
     chipset = host_of(built_in, replace(NIC, iommu_group=4, bridge_path="pci0000:00"))
     hint = refusal(chipset, "0000:04:00.0").hint
     assert hint == "the group must be assigned together: pass --with-group to bind them too"
