@@ -31,6 +31,8 @@ _CHIPSET_VENDORS = frozenset({"8086", "1022"})
 _MAKERS = frozenset({"8086", "1022", "1002", "1d94", "1d17"})
 """Intel, AMD with its graphics, Hygon and Zhaoxin, whose functions on a root bus are of the chipset
 or the CPU. A virtual machine shows cards of others on one."""
+_OF_ONE_SOC = frozenset({"1002", "1022"})
+"""AMD's graphics and its other functions share a slot in its processors only."""
 _SECURITY_VENDORS = frozenset({"1022", "1d94"})
 """AMD, and Hygon, whose processors have the same IDs."""
 _NO_SECURITY_PROCESSORS = frozenset({"1537", "1468", "1498"})
@@ -60,13 +62,13 @@ def chipset_role(device: PciDevice) -> str | None:
 def is_integrated(device: PciDevice, slot: Iterable[PciDevice]) -> bool:
     """Whether a function belongs to the chipset or the CPU; `slot` are all of its device number.
 
-    It is on a root bus and of their makers, or its device number has functions of several vendors
-    or of a kind that no card has: AMD's processors have functions below internal bridges.
+    It is on a root bus and of their makers, or its device number has functions of both of AMD's
+    vendor IDs or of a kind that no card has: its processors have functions below internal bridges.
     """
     there = list(slot)
     return (
         _is_on_board(device)
-        or len({other.vendor_id for other in there}) > 1
+        or {other.vendor_id for other in there} >= _OF_ONE_SOC
         or any(other.class_code.startswith(_ONLY_IN_SOC) for other in there)
     )
 

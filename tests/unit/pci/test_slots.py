@@ -84,6 +84,18 @@ def test_functions_on_a_root_bus_go_alone(groups: tuple[int, int]) -> None:
     assert together([display, audio]) == [0]
 
 
+def test_a_virtual_machine_shows_a_card_on_a_root_bus() -> None:
+    assert together(slot(("10de", "0300", 14), ("10de", "0403", 14), path=ROOT)) == [0, 1]
+
+
+@pytest.mark.parametrize(("groups", "expected"), [((3, 3), [0, 1]), ((3, 4), [0])])
+def test_emulated_functions_of_two_vendors_are_one_device_in_one_group(
+    groups: tuple[int, int], expected: list[int]
+) -> None:
+    pair = slot(("1234", "0380", groups[0]), ("8086", "0403", groups[1]))
+    assert together(pair) == expected
+
+
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [((30, 31), [0]), ((30, 30), [0, 1]), ((None, None), [0])],
