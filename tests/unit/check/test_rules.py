@@ -653,9 +653,10 @@ TREE = "platform/4010000000.pcie"
 """The device of a host bridge in a device tree."""
 
 
-def on_root(path: str, **audio: Any) -> list[PciDevice]:
+def on_root(path: str, vendor: str = "10de", **audio: Any) -> list[PciDevice]:
     """Two functions of one slot of a root bus."""
-    return [replace(BOUND, bridge_path=path), replace(AUDIO, bridge_path=path, **audio)]
+    there = {"bridge_path": path, "vendor_id": vendor}
+    return [replace(BOUND, **there), replace(AUDIO, **there, **audio)]
 
 
 @pytest.mark.parametrize(
@@ -671,9 +672,13 @@ def on_root(path: str, **audio: Any) -> list[PciDevice]:
         (IDS, [device(is_boot_display=True), AUDIO], []),
         (IDS, [BOUND, replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
         (IDS, on_root("pci0000:00"), ["0000:04:00.1"]),
-        (IDS, on_root("pci0000:00", driver=None), []),
-        (IDS, on_root("pci0000:00", iommu_group=5), []),
-        (IDS, on_root(f"{TREE}/pci0000:00", iommu_group=5), []),
+        (IDS, on_root("pci0000:00", driver=None), ["0000:04:00.1"]),
+        (IDS, on_root("pci0000:00", iommu_group=5), ["0000:04:00.1"]),
+        (IDS, on_root(f"{TREE}/pci0000:00", iommu_group=5), ["0000:04:00.1"]),
+        ("8086:25b6", on_root("pci0000:00", "8086"), ["0000:04:00.1"]),
+        ("8086:25b6", on_root("pci0000:00", "8086", driver=None), []),
+        ("8086:25b6", on_root("pci0000:00", "8086", iommu_group=5), []),
+        ("8086:25b6", on_root(f"{TREE}/pci0000:00", "8086", iommu_group=5), []),
         (IDS, [BOUND, replace(AUDIO, vendor_id="8086", iommu_group=5)], []),
     ],
 )
@@ -685,7 +690,7 @@ def test_identifiers_that_leave_out_functions_of_the_slot(
     if finding is not None:
         assert finding.severity == "warning"
         assert [line[:12] for line in finding.evidence[1:]] == left
-        group = " --with-group" if functions[0].is_on_root_bus else ""
+        group = " --with-group" if functions[0].vendor_id == "8086" else ""
         assert finding.remedy.endswith(f"vfiomgr bind --persist 0000:04:00.0{group}")
 
 
@@ -985,7 +990,8 @@ def test_slots_that_nothing_isolates_are_told_once_for_all_groups() -> None:
 
 
 def test_functions_of_the_chipset_have_no_other_slot() -> None:
-    two = [nic(f"0000:00:{slot}.0", iommu_group=6, bridge_path="pci0000:00") for slot in (14, 15)]
+    there: dict[str, Any] = {"iommu_group": 6, "bridge_path": "pci0000:00", "vendor_id": "8086"}
+    two = [nic(f"0000:00:{slot}.0", **there) for slot in (14, 15)]
     finding = found(host(*two), "no-isolation")
     assert finding is not None
     assert finding.remedy.startswith("assign them together")
