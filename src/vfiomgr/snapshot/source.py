@@ -26,7 +26,7 @@ from vfiomgr.users.node_agent import PATIENCE, find_pods
 from vfiomgr.users.processes import read_holders, read_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.function import Purpose
@@ -82,12 +82,15 @@ REMEDY = f"create a new one on that host with: {CREATE}"
 _NEWER = f"upgrade vfiomgr if a newer version created it, or {REMEDY}"
 
 
-def write_snapshot(snapshot: HostSnapshot) -> str:
-    """The snapshot as a JSON document."""
+def write_snapshot(
+    snapshot: HostSnapshot, redaction: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> str:
+    """The snapshot as a JSON document, with the replacements of a `Redaction` if there is one."""
     import json  # noqa: PLC0415 - `list` needs none
 
-    document = {"api_version": API_VERSION, "kind": KIND, **to_document(snapshot)}
-    return json.dumps(document, indent=2) + "\n"
+    facts = to_document(snapshot)
+    facts = facts if redaction is None else redaction(facts)
+    return json.dumps({"api_version": API_VERSION, "kind": KIND, **facts}, indent=2) + "\n"
 
 
 def read_snapshot(text: str, source: str) -> HostSnapshot:

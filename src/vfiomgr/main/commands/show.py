@@ -19,10 +19,12 @@ from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
+from vfiomgr.paths import HOSTNAME
 from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.named import find_device
+from vfiomgr.snapshot.redaction import Redaction
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.units import GIB, MIB, is_uuid
@@ -301,9 +303,15 @@ def _size(size: int) -> str:
 
 
 @click.command("snapshot")
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Replace serial numbers, UUIDs, MAC and IP addresses, and the names of hosts, guests, "
+    "pods and users, for a public report.",
+)
 @session_options(*READING)
 @pass_session
-def snapshot(session: Session) -> None:
+def snapshot(session: Session, *, redact: bool) -> None:
     """Print a snapshot of this host, for use with --snapshot.
 
     A snapshot contains all facts about the host as JSON or YAML. With --snapshot, other commands
@@ -312,6 +320,8 @@ def snapshot(session: Session) -> None:
     \b
     Examples:
       vfiomgr snapshot > host.json
+      vfiomgr snapshot --redact > report.json
+      vfiomgr --snapshot host.json snapshot --redact > report.json
       vfiomgr --snapshot host.json bind 04:00.0 --dry-run
     """
     host = session.scan(
@@ -323,7 +333,7 @@ def snapshot(session: Session) -> None:
         with_guests=True,
         with_programs=True,
     )
-    text = write_snapshot(host)
+    text = write_snapshot(host, Redaction(_host_names(session)) if redact else None)
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:
@@ -331,6 +341,18 @@ def snapshot(session: Session) -> None:
     missing = list(_not_included(host))
     if missing and session.snapshot is None and session.tree.is_live:
         note(f"not included: {', '.join(missing)}; run vfiomgr as root on the host")
+    if redact:
+        note(
+            "comments and descriptions in files stay as they are: read the output before you "
+            "publish it"
+        )
+
+
+def _host_names(session: Session) -> Iterator[str]:
+    """The name of the host, long and short; a snapshot does not contain it as such."""
+    name = None if session.snapshot is not None else session.tree.read(HOSTNAME)
+    if name:
+        yield from dict.fromkeys((name, name.partition(".")[0]))
 
 
 def _not_included(host: HostSnapshot) -> Iterator[str]:
