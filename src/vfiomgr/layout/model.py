@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
-_SIZE = r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"
+_SIZE_PATTERN = r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"
+_SIZE = expression(_SIZE_PATTERN)
 _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
 
 
@@ -76,7 +77,7 @@ def _as_mebibytes(value: object) -> object:
     """`6G`, `512M`, or a number of MiB; text has a unit."""
     if not isinstance(value, str):
         return value
-    size = parse_size(value) if expression(_SIZE).fullmatch(value) else None
+    size = parse_size(value) if _SIZE.fullmatch(value) else None
     if size is not None:
         return size
     refuse_value("", "use a size such as 512M, 6G or a number of MiB")
@@ -152,7 +153,7 @@ Mebibytes = Annotated[
         {
             "anyOf": [
                 {"type": "integer", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": _SIZE},
+                {"type": "string", "pattern": _SIZE_PATTERN},
             ]
         },
         mode="validation",
