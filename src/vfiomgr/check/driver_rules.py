@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import KernelModule, Readiness
     from vfiomgr.diagnostic import Severity
+    from vfiomgr.pci.drivers import PciIdEntry
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -307,6 +308,20 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             )
 
 
+def invalid_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report `ids=` entries that vfio-pci ignores (vfio_pci_fill_ids in vfio_pci.c)."""
+    for source, text, entry in _listed(host, facts):
+        if entry is None:
+            yield finding(
+                "vfio-pci-ids-invalid",
+                "warning",
+                f"vfio-pci ignores the entry {text!r} of vfio-pci.ids=",
+                (source,),
+                "an entry begins with a vendor and a device in hexadecimal, e.g. 10de:2684",
+                "correct the entry, or bind by address: vfiomgr bind ADDRESS",
+            )
+
+
 def _trouble(meant: Sequence[PciDevice]) -> str | None:
     if len({d.address.slot for d in meant}) > 1:
         return "more than one device"
@@ -395,6 +410,20 @@ def _once(devices: Iterator[PciDevice]) -> list[PciDevice]:
 
 
 def _entries(host: HostSnapshot, facts: Readiness) -> list[_Entry]:
+    """The valid entries."""
+    return [
+        _Entry(
+            source,
+            text,
+            tuple(d for d in host.devices if entry.matches(d) and not d.is_bridge),
+        )
+        for source, text, entry in _listed(host, facts)
+        if entry is not None
+    ]
+
+
+def _listed(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str, PciIdEntry | None]]:
+    """Source and text of each entry; None for one that vfio-pci ignores."""
     found = [
         (str(setting), one.value)
         for setting in facts.settings("options", "vfio_pci")
@@ -404,13 +433,6 @@ def _entries(host: HostSnapshot, facts: Readiness) -> list[_Entry]:
         (f"/proc/cmdline: {one.word}", one.value)
         for one in parameters(host.kernel.command_line, "vfio_pci.ids")
     ]
-    return [
-        _Entry(
-            source,
-            text,
-            tuple(d for d in host.devices if entry.matches(d) and not d.is_bridge),
-        )
-        for source, ids in found
-        for text, entry in parse_pci_ids(ids)
-        if entry is not None
-    ]
+    for source, ids in found:
+        for text, entry in parse_pci_ids(ids):
+            yield source, text, entry

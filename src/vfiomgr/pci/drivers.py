@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -66,6 +67,8 @@ def is_variant_module(name: str) -> bool:
 _ANY = 0xFFFFFFFF
 """PCI_ANY_ID (include/linux/mod_devicetable.h)."""
 _HEXADECIMAL = expression(r"(?:0x)?[0-9a-f]{1,8}")
+_SCANNED = expression(r"\s*(?:0x([0-9a-f]*)|([0-9a-f]+))(:?)", re.IGNORECASE)
+"""What `%x:` of sscanf reads (vsscanf in lib/vsprintf.c)."""
 _LEAST_PARTS, _MOST_PARTS = 2, 6
 
 
@@ -115,10 +118,20 @@ class PciIdEntry(Value):
 def parse_pci_ids(text: str) -> Iterator[tuple[str, PciIdEntry | None]]:
     """The entries of a list for `ids=`, each with its text; None for one that vfio-pci ignores."""
     for entry in filter(None, text.split(",")):
-        parts = entry.lower().split(":")[:_MOST_PARTS]
-        is_valid = len(parts) >= _LEAST_PARTS and all(map(_HEXADECIMAL.fullmatch, parts))
-        numbers = [int(part, 16) for part in parts] if is_valid else []
-        yield entry, PciIdEntry(entry, *numbers) if is_valid else None
+        numbers = _scan(entry)
+        yield entry, PciIdEntry(entry, *numbers) if len(numbers) >= _LEAST_PARTS else None
+
+
+def _scan(entry: str) -> list[int]:
+    """The numbers that sscanf("%x:%x:%x:%x:%x:%x") reads: as many as there are, up to a misfit."""
+    numbers: list[int] = []
+    end = 0
+    while len(numbers) < _MOST_PARTS and (found := _SCANNED.match(entry, end)):
+        numbers.append(int(found[1] or found[2] or "0", 16) & _ANY)
+        if not found[3]:
+            break
+        end = found.end()
+    return numbers
 
 
 _MODULES = HostPath("/sys/module")

@@ -613,6 +613,30 @@ def test_identifiers_that_mean_two_devices(ids: str, expected: str | None) -> No
     assert severity(by_words, "vfio-pci-ids") == expected
 
 
+@pytest.mark.parametrize(
+    ("ids", "ignored"),
+    [
+        ("10de:25b6,10de", "10de"),
+        ("10de 25b6", "10de 25b6"),
+        ("10de:25b6:", None),
+        ("10de:25b6,,", None),
+        ("", None),
+    ],
+)
+def test_identifiers_that_vfio_pci_ignores(ids: str, ignored: str | None) -> None:
+    name = "vfio-pci-ids-invalid"
+    words = f'quiet vfio-pci.ids="{ids}"'
+    of_words = host(pci_device(), readiness=facts(), kernel_command_line=words)
+    if ignored is None:
+        assert severity(host(pci_device(), readiness=options(ids)), name) is None
+        assert severity(of_words, name) is None
+    else:
+        summary = f"vfio-pci ignores the entry {ignored!r} of vfio-pci.ids="
+        finding = found(of_words, name)
+        assert finding is not None
+        assert finding.summary == summary
+
+
 AUDIO = device("0000:04:00.1", device_id="22ba", class_code="040300", driver="snd_hda_intel")
 BOUND = device(driver="vfio-pci")
 

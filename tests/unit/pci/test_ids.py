@@ -40,6 +40,14 @@ def test_parameters_are_found_by_name_with_dashes_or_underscores(
         ("10de:ffffffff", True),
         ("10de:2684:10de:1234", True),
         ("10de:2684:10de:1235", False),
+        ("10de:2684:", True),
+        ("10de:2684:::", True),
+        ("10de:2684:10de:", True),
+        ("10de:2684::1235", True),
+        ("10de:2684:rest", True),
+        (" 10de:2684 ", True),
+        ("10de: 2684", True),
+        ("10de:26x84", False),
         ("10de:2684:ffffffff:ffffffff:030000:ff0000", True),
         ("10de:2684:ffffffff:ffffffff:020000:ff0000", False),
     ],
@@ -52,7 +60,7 @@ def test_an_entry_of_ids_matches_as_in_the_kernel(entry: str, *, is_match: bool)
     assert parsed.matches(device) is is_match
 
 
-@pytest.mark.parametrize("entry", ["10de", "10de:", "10de:xyz", "x:y", ":2684"])
+@pytest.mark.parametrize("entry", ["10de", "10de:", "10de:xyz", "10de 2684", "x:y", ":2684", " "])
 def test_vfio_pci_ignores_what_is_not_vendor_and_device(entry: str) -> None:
     assert list(parse_pci_ids(entry)) == [(entry, None)]
 
