@@ -316,7 +316,7 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
             kernel_option(
                 "initcall_blacklist=sysfb_init",
-                host.kernel.command_line,
+                host.kernel.words,
                 since,
                 f"{command_line(facts)} and reboot",
             ),

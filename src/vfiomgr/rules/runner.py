@@ -192,10 +192,13 @@ class Setting(Remedy, kw_only=True):
 
 
 def kernel_option(
-    word: str, command_line: str | None, before: str = "", then: str = "", joint: str = ", or "
+    word: str, words: tuple[str, ...], before: str = "", then: str = "", joint: str = ", or "
 ) -> Setting:
-    """The remedy to add an option to the kernel command line; `then` follows the option."""
-    present = word if word in (command_line or "").split() else None
+    """The remedy to add an option to the kernel command line, whose words are `KernelFacts.words`.
+
+    `then` follows the option.
+    """
+    present = word if word in words else None
     text = f"{before}add {word} to the kernel command line{then}"
     return Setting(text, joint=joint, present=present, wanted=word)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.host.kernel import KernelFacts
 from vfiomgr.rules.runner import (
     Fact,
     RuleSet,
@@ -95,12 +96,21 @@ def test_remedies_that_are_in_place_are_dropped(settings: frozenset[str], remedy
 
 def test_a_finding_whose_only_remedy_is_in_place_says_so() -> None:
     """Otherwise a reader would look for a remedy that is missing."""
-    remedy = kernel_option("iommu=pt", "quiet iommu=pt")
+    remedy = kernel_option("iommu=pt", ("quiet", "iommu=pt"))
     found = with_useful_remedies(_found("rule", "warning", remedy), _Host())
     assert found.remedy == "iommu=pt is set already, and nothing else is known to help"
-    remedy = kernel_option("iommu=pt", "quiet")
+    remedy = kernel_option("iommu=pt", ("quiet",))
     found = with_useful_remedies(_found("rule", "warning", remedy), _Host())
     assert found.remedy == "add iommu=pt to the kernel command line"
+
+
+def test_an_option_within_quotes_of_another_is_not_set() -> None:
+    """The kernel reads quotes (next_arg in lib/cmdline.c), and so do the facts."""
+    facts = KernelFacts(None, 'dyndbg="file x iommu=pt ok" quiet', None, None)
+    remedy = kernel_option("iommu=pt", facts.words)
+    found = with_useful_remedies(_found("rule", "warning", remedy), _Host())
+    assert found.remedy == "add iommu=pt to the kernel command line"
+    assert kernel_option("quiet", facts.words).present == "quiet"
 
 
 def test_findings_of_others_are_part_of_the_report() -> None:
