@@ -181,7 +181,8 @@ def main() -> None:
     warnings.showwarning = _show_warning
     if _COMPLETE in os.environ:
         import_module("vfiomgr.main.shells")  # makes them known to click
-    _warn_of_unknown_variables()
+    else:
+        _warn_of_unknown_variables()
     try:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=options)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge

@@ -275,6 +275,14 @@ def test_hostile_names_are_left_out(complete: Complete, tmp_path: Path, shell: s
     assert complete(f"apply {file} --layout ", shell) == ["good"]
 
 
+def test_a_variable_that_is_no_option_is_not_named_while_completing(
+    complete: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line on stderr would stand in the line that somebody types; `complete` requires none."""
+    monkeypatch.setenv("VFIOMGR_DEADLINE", "0")
+    assert complete("bin") == ["bind"]
+
+
 def test_what_a_device_is_called_reaches_no_terminal(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
