@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.engine.journal import DIRECTORY, all_of, read_journal
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step, UndoScope
+from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step, UndoScope, distinct
 from vfiomgr.engine.registry import (
     read_checkpoint,
     read_request,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import DeviceIdentity
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import Holder
 
 
 class UndoPlan(Value):
@@ -84,19 +83,15 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
             kept.append(number)
     inverses = (steps[number].inverse() for number in reversed(kept))
     scope = UndoScope(
-        _distinct(holder for number in kept for holder in effects[number].leaving),
-        _distinct(holder for number in kept for holder in effects[number].removed),
-        _distinct(holder for number in kept for holder in effects[number].reduced),
+        distinct(holder for number in kept for holder in effects[number].leaving),
+        distinct(holder for number in kept for holder in effects[number].removed),
+        distinct(holder for number in kept for holder in effects[number].reduced),
         tuple(step for step in inverses if step is not None),
         can_add_steps,
     )
     for guard in undo_guards():
         refuse_if_any(guard(host, scope), allow)
-    return UndoPlan(tuple(kept), tuple(dict.fromkeys(notes)))
-
-
-def _distinct(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    return tuple(dict.fromkeys(holders))
+    return UndoPlan(tuple(kept), distinct(notes))
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:

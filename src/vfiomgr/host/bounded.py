@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
     Questions = Mapping[str, Callable[[], Iterable[str | None]]]
+    Item = TypeVar("Item")
+    Found = TypeVar("Found")
 
 DEADLINE = 1.0
 """Seconds for one answer; the kernel answers in microseconds, or never."""
@@ -344,15 +346,6 @@ class AttributeReader:
             start_new_session=True,
         )
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from io import FileIO
-
-    from vfiomgr.host.tree import HostTree
-
-    Item = TypeVar("Item")
-    Found = TypeVar("Found")
 
 _LEAST_ITEMS = 256
 """Items for each process: reading them takes some 30 ms, a fork and its answer a few."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
-from vfiomgr.engine.plan import FIRST, LAST, Plan
+from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, vgpus
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
@@ -407,10 +407,10 @@ def plan_of(
         summary=f"apply the layout {request.name}{which}",
         steps=(*steps, *leftovers),
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.plan.notes)),
-        alternatives=tuple(dict.fromkeys(one for part in parts for one in part.plan.alternatives)),
+        notes=distinct(note for part in parts for note in part.plan.notes),
+        alternatives=distinct(one for part in parts for one in part.plan.alternatives),
         already=(_already(right, len(parts)),) if right else (),
-        resolves=tuple(dict.fromkeys(name for part in parts for name in part.plan.resolves)),
+        resolves=distinct(name for part in parts for name in part.plan.resolves),
         deferred=(
             *(text for part in parts for text in part.deferred),
             *(() if request.only else compared.deferred),

@@ -31,11 +31,14 @@ from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.snapshot.hardware import gets_group_late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
+    Drivers = dict[PciAddress, LoadModule]
 
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest", guards.PERSISTENCE_MODE})
 _UNKNOWN_OF_PROCESSES = frozenset({"processes", "open-files", guards.PERSISTENCE_MODE})
@@ -93,16 +96,6 @@ def _command(request: Bind) -> str:
     if request.update_initramfs:
         words.append("--update-initramfs")
     return " ".join(words)
-
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
-
-    from vfiomgr.engine.plan import Step
-    from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
-
-    Drivers = dict[PciAddress, LoadModule]
 
 
 _FUNCTION_ONLY = Option("function-only", "--function-only")

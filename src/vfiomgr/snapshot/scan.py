@@ -43,15 +43,12 @@ from vfiomgr.vgpu.reader import (
 )
 
 if TYPE_CHECKING:
-    from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.function import Purpose
-    from vfiomgr.pci.model import PciAddress
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
+    from vfiomgr.pci.function import Purpose
+    from vfiomgr.pci.model import PciAddress
 
     FileReader = tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]
 
