@@ -84,8 +84,8 @@ def _refuse_name(text: str) -> None:
         PciAddress.parse(text)
     except UsageError as error:
         if is_uuid(text):
-            message = f"{text} is a UUID, as of a vGPU, and not a PCI address"
-            remedy = f"a vGPU needs no bind: vfiomgr libvirt hostdev {text}"
+            message = f"not a PCI address: {text} is a UUID"
+            remedy = f"assign the vGPU with this UUID: vfiomgr libvirt hostdev {text}"
             raise UsageError(message, remedy) from None
         command = click.get_current_context().command_path
         by_name = f"by name: {command} --match {shlex.quote(text)}"

@@ -204,8 +204,10 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             device,
             f"{device} is a virtual function for {device.driver or 'vendor'} vGPUs and cannot be "
             "passed through directly",
-            f"vfiomgr vgpu create --parent {device.address} --type TYPE, then "
-            f"{_assigning(str(device.address) if is_whole else 'UUID')}",
+            *_assigning(
+                f"vfiomgr vgpu create --parent {device.address} --type TYPE, then ",
+                str(device.address) if is_whole else "UUID",
+            ),
             allow(
                 "vgpu-function",
                 then=" (it can then host no vGPU until all virtual functions are created again)",
@@ -220,13 +222,17 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} is an active vGPU and must stay on {device.driver}"
             if is_whole
             else f"{device} has the active vGPU {made}",
-            f"assign the vGPU: {_assigning(made)}; or remove it: vfiomgr vgpu remove {made}",
+            *_assigning("assign the vGPU: ", made),
+            Remedy(f"remove it: vfiomgr vgpu remove {made}", joint="; or "),
         )
 
 
-def _assigning(name: str) -> str:
+def _assigning(before: str, name: str) -> tuple[Remedy, Remedy]:
     """The commands that write a vGPU for a guest, whatever monitor runs it."""
-    return f"vfiomgr libvirt hostdev {name} or vfiomgr qemu args {name}"
+    return (
+        Remedy(f"{before}vfiomgr libvirt hostdev {name}"),
+        Remedy(f"vfiomgr qemu args {name}", joint=" or "),
+    )
 
 
 def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[Diagnostic]:

@@ -71,8 +71,9 @@ class BindRemedy(Remedy, kw_only=True):
         names = [str(address) for address in self.request.addresses]
         pending = [name for name in names if name not in plan.resolves]
         if pending:
-            return (Remedy(f"reboot: {', '.join(pending)} is bound by its rule at the next boot"),)
-        return (Remedy(f"nothing: {', '.join(names)} is already bound"),)
+            return (Remedy(f"reboot to bind {', '.join(pending)} by udev rule"),)
+        shown = (f"{name} is already bound, see its state: vfiomgr show {name}" for name in names)
+        return tuple(Remedy(text, joint="; ") for text in shown)
 
     def _plan(self, host: object) -> Plan:
         allow = self.request.allow.union(REVERSIBLE)

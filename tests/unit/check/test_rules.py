@@ -19,7 +19,7 @@ from vfiomgr.check.model import (
 )
 from vfiomgr.check.plan import check
 from vfiomgr.documents.text import TextFile
-from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
+from vfiomgr.passthrough.readiness_hints import bind_remedy, diagnostics_to_bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule, rule_file
 from vfiomgr.users.model import DeviceUser
@@ -1065,3 +1065,23 @@ def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: st
     assert finding is not None
     assert "(on X Linux: " in finding.remedy
     assert words in finding.remedy
+
+
+def test_a_bind_that_is_made_has_a_remedy_for_each_device() -> None:
+    devices = (BOUND, replace(BOUND, address=TWIN.address, iommu_group=5))
+    remedy = bind_remedy("vfiomgr bind", devices)
+    bound = host(*devices, readiness=facts())
+    assert [str(left) for left in remedy.instead(bound)] == [
+        "0000:04:00.0 is already bound, see its state: vfiomgr show 0000:04:00.0",
+        "0000:05:00.0 is already bound, see its state: vfiomgr show 0000:05:00.0",
+    ]
+
+
+def test_a_bind_whose_rules_are_written_waits_for_a_reboot() -> None:
+    devices = (device(), TWIN)
+    bindings = [PersistedBinding(d.identity, "vfio-pci", "vfio_pci") for d in devices]
+    files = tuple(TextFile(rule_file(b.device.address), render_rule(b)) for b in bindings)
+    (left,) = bind_remedy("vfiomgr bind --persist", devices, persist=True).instead(
+        host(*devices, readiness=facts(), files=files)
+    )
+    assert str(left) == "reboot to bind 0000:04:00.0, 0000:05:00.0 by udev rule"

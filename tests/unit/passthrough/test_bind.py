@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import agent_of, host_of, pci_device, with_facts
+from vfiomgr.diagnostic import diagnostics_of
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
@@ -463,6 +464,8 @@ def test_the_vgpu_of_a_function_is_given_not_the_function(
     assert reason in refused.message
     assert refused.hint.startswith(remedy)
     assert "--allow" not in refused.hint
+    (found,) = diagnostics_of(refused)
+    assert [str(each).count("vfiomgr ") for each in found.remedies] == [1, 1, 1]
 
 
 def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:

@@ -293,5 +293,6 @@ def test_the_functions_of_a_slot_share_one_reason(run: Run, kernel: FakeKernel) 
 def test_a_uuid_is_not_taken_for_a_name(run: Run) -> None:
     answer = run("bind", UUID)
     assert answer.status == 2
-    assert "--match" not in answer.stderr
-    assert f"vfiomgr libvirt hostdev {UUID}" in answer.stderr
+    first, second = answer.stderr.splitlines()
+    assert first == f"vfiomgr: error: not a PCI address: {UUID} is a UUID"
+    assert second.endswith(f"assign the vGPU with this UUID: vfiomgr libvirt hostdev {UUID}")
