@@ -1,4 +1,4 @@
-"""Layouts made from the configuration of other tools on a host, and from vgpu-configs.
+"""Layouts made from the configuration of other tools on a host, and from files of others.
 
 driverctl and `vfio-pci.ids=` move single functions, and so do the rules made from them: `only` if a
 slot has others. mdevctl names the parent device of a vGPU; a rule names its GPU.
@@ -18,6 +18,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.host.kernel import parameters
 from vfiomgr.layout.compare import compare
+from vfiomgr.layout.guest_files import GuestFile, fitting
 from vfiomgr.layout.model import (
     VERSION,
     Layout,
@@ -79,11 +80,15 @@ class _Course(Struct):
 
 
 def import_layouts(
-    host: HostSnapshot | None, configs: VgpuConfigs | None, boards: Boards = frozenset()
+    host: HostSnapshot | None,
+    configs: VgpuConfigs | None,
+    boards: Boards = frozenset(),
+    guests: GuestFile | None = None,
 ) -> Import:
     """A layout for each vgpu-config, and one for the configuration of the host itself.
 
-    Without a host there are only the vgpu-configs.
+    `guests` are the devices of guests of other managers. Without a host there are only the
+    vgpu-configs.
 
     Raises:
         Refusal: boards share an ID of vfio-pci, and `boards` does not say which go to guests.
@@ -98,8 +103,9 @@ def import_layouts(
     course = _Course(host, found.left)
     of_driverctl = tuple(_driverctl_rules(course))
     of_identifiers = tuple(_identifier_rules(course, boards))
+    of_guests = tuple(_guest_rules(course, guests or GuestFile()))
     # Rules with addresses come first, since they are narrower.
-    rules = (*of_driverctl, *_mdevctl_rules(course), *of_identifiers)
+    rules = (*of_driverctl, *_mdevctl_rules(course), *of_guests, *of_identifiers)
     if rules:
         name = _SECOND_NAME if _NAME in found.layouts else _NAME
         found.layouts[name] = Layout(devices=rules)
@@ -224,6 +230,42 @@ def _parameters(course: _Course, definition: VgpuDefinition) -> Iterator[tuple[s
             yield name, value
         elif pair.strip():
             course.left.append(f"{where}: {pair.strip()!r}: not name=value")
+
+
+# ---- guests of other managers
+
+
+def _guest_rules(course: _Course, guests: GuestFile) -> Iterator[Rule]:
+    """A rule for each entry; functions that an earlier one has are left out."""
+    course.left += guests.left
+    for entry in guests.devices:
+        present = fitting(entry, course.host.devices)
+        taken = [device for device in present if _is_left(course, device, entry.where)]
+        if not present and (not entry.named or entry.vendor):
+            course.left.append(f"{entry.where}: no device of this host fits")
+            continue
+        if not present:
+            course.left.append(f"{entry.where} is not present now, so its rule has at_least: 0")
+        elif not taken:
+            continue
+        course.taken |= {device.address: entry.where for device in taken}
+        yield PassthroughRule(
+            select=Selector(address=tuple(d.address for d in taken) or entry.named),
+            state="passthrough",
+            only=not entry.slots and bool(taken) and _goes_alone(course, taken, entry.where),
+            at_least=1 if present else 0,
+        )
+
+
+def _is_left(course: _Course, device: PciDevice, where: str) -> bool:
+    """Whether no other rule has a function, and an address can select it."""
+    if device.physical_function is not None:
+        course.left.append(
+            f"{where}: {device} is a virtual function: select it with "
+            f"physical_function: {device.physical_function}"
+        )
+        return False
+    return device.address not in course.taken
 
 
 # ---- PCI IDs of vfio-pci

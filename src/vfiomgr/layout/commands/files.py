@@ -20,6 +20,7 @@ from vfiomgr.engine.changes import (
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
+from vfiomgr.layout.guest_files import read_guest_files
 from vfiomgr.layout.imports import import_layouts
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
@@ -220,6 +221,7 @@ def _print_validated(item: dict[str, Any]) -> None:
 
 
 @click.command("import")
+@click.argument("files", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
 @click.option(
     "--vgpu-device-manager",
     "configuration",
@@ -237,12 +239,16 @@ def _print_validated(item: dict[str, Any]) -> None:
 )
 @session_options(*READING)
 @pass_session
-def import_(session: Session, configuration: str | None, boards: tuple[str, ...]) -> None:
+def import_(
+    session: Session, files: tuple[str, ...], configuration: str | None, boards: tuple[str, ...]
+) -> None:
     """Print a layout made from the configuration of other tools.
 
     From the host: /etc/driverctl.d, /etc/mdevctl.d, and the PCI IDs of vfio-pci on the kernel
-    command line and in modprobe.d, as one layout. From the vGPU Device Manager: a layout for each
-    of its configurations. Items that could not be imported are listed on stderr with the reason.
+    command line and in modprobe.d, as one layout. From each FILE, the devices of guests: nova.conf,
+    a virtual machine or the PCI mappings of Proxmox VE, and what `incus config show` or `lxc config
+    show` prints. From the vGPU Device Manager: a layout for each of its configurations. Items that
+    could not be imported are listed on stderr with the reason.
 
     PCI IDs that match several boards, some of which are on host drivers, are refused unless --board
     names the boards for guests.
@@ -250,13 +256,16 @@ def import_(session: Session, configuration: str | None, boards: tuple[str, ...]
     \b
     Examples:
       vfiomgr layout import > layout.yaml
+      vfiomgr layout import /etc/nova/nova.conf
+      vfiomgr layout import /etc/pve/qemu-server/100.conf /etc/pve/mapping/pci.cfg
       vfiomgr layout import --vgpu-device-manager /etc/nvidia-vgpu-device-manager/config.yaml
       vfiomgr --snapshot host.json layout import
       vfiomgr layout import --board 0000:41:00.0
     """
     configs = None if configuration is None else _configs(configuration)
-    host = _host(session, configs)
-    found = import_layouts(host, configs, _boards(host, boards))
+    guests = read_guest_files({source_of(one): text_of(one, "the file") for one in files})
+    host = _host(session, None if files else configs)
+    found = import_layouts(host, configs, _boards(host, boards), guests)
     for text in found.left:
         note(f"not imported exactly: {text}")
     for diagnostic in found.diagnostics:
