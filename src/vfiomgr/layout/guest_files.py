@@ -1,8 +1,9 @@
 """The devices that other managers give to virtual machines, as their configuration files name them.
 
-nova.conf (`[pci] device_spec`, module nova.pci.devspec), Proxmox VE (`hostpciN` of a virtual machine in
-PVE/QemuServer/PCI.pm, mappings in PVE/Mapping/PCI.pm), and what Incus and LXD print for an instance
-or a profile (device types `gpu` and `pci`). Which of them a file is follows from its content.
+nova.conf (`[pci] device_spec`, module nova.pci.devspec), Proxmox VE (`hostpciN` of a virtual
+machine in PVE/QemuServer/PCI.pm, mappings in PVE/Mapping/PCI.pm), and what Incus and LXD print for
+an instance or a profile (device types `gpu` and `pci`). Which of them a file is follows from its
+content.
 """
 
 from __future__ import annotations
