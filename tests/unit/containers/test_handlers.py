@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes.handlers import (
     HandlerEntry,
@@ -10,6 +11,7 @@ from vfiomgr.containers.runtimes.handlers import (
     read_containerd,
     read_crio,
 )
+from vfiomgr.units import Version
 
 CRI = {
     1: "plugins.cri.containerd.runtimes",
@@ -28,7 +30,9 @@ def test_every_schema_of_containerd_is_read(schema: int) -> None:
     facts = read_containerd([("main", text)])
     assert facts.schema("main") == schema
     assert facts.with_cri == ("main",)
-    assert facts.handler("kata") == HandlerEntry("kata", "main", "io.containerd.kata.v2")
+    plugin = CRI[schema].split("'")[1] if schema > 1 else "cri"
+    entry = HandlerEntry("kata", "main", "io.containerd.kata.v2", plugins=(plugin,))
+    assert facts.handler("kata") == entry
     assert facts.handler("runc") is None
 
 
@@ -101,3 +105,53 @@ def test_a_shim_is_named_by_its_type() -> None:
     named = HandlerEntry("kata", "", runtime_type="io.containerd.kata-gpu.v2")
     assert named.shim == "containerd-shim-kata-gpu-v2"
     assert HandlerEntry("kata", "").shim == ""
+
+
+TABLES = {"cri": "cri", "v2": "io.containerd.grpc.v1.cri", "v3": "io.containerd.cri.v1.runtime"}
+
+
+@pytest.mark.parametrize(
+    ("version", "schema", "read"),
+    [
+        ("1.7.28", None, {"cri"}),
+        ("1.7.28", 1, {"cri"}),
+        ("1.7.28", 2, {"v2"}),
+        ("2.1.1", None, {"v3"}),
+        ("2.1.1", 2, {"v2", "v3"}),
+        ("2.0.2", 3, {"v3"}),
+        ("2.3.0", None, {"cri", "v2", "v3"}),
+        ("2.3.0", 3, {"v2", "v3"}),
+        ("2.3.0", 4, {"v3"}),
+        (None, None, {"cri"}),
+        (None, 2, {"v2"}),
+        (None, 3, {"v3"}),
+        (None, 4, {"v3"}),
+        ("2.3.0", 5, {"cri", "v2", "v3"}),
+    ],
+)
+def test_the_table_that_a_containerd_reads_depends_on_both_versions(
+    version: str | None, schema: int | None, read: set[str]
+) -> None:
+    line = "" if schema is None else f"version = {schema}\n"
+    for name, plugin in TABLES.items():
+        text = f"{line}[plugins.'{plugin}'.containerd.runtimes.kata]\nruntime_type = 'a'\n"
+        facts = read_containerd([("a.toml", text)])
+        facts = replace(facts, version=Version.parse(version) if version else None)
+        (entry,) = facts.handlers
+        assert facts.passes_over(entry) == (name not in read)
+
+
+def test_a_handler_in_two_tables_is_read_where_one_is() -> None:
+    both = "".join(
+        f"[plugins.'{name}'.containerd.runtimes.kata]\na=1\n" for name in TABLES.values()
+    )
+    facts = read_containerd([("a.toml", f"version = 3\n{both}")])
+    assert not facts.passes_over(facts.handlers[0])
+
+
+def test_the_default_handler_is_the_one_that_is_stated_last() -> None:
+    text = "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = '{}'\n"
+    facts = read_containerd([("a", text.format("a")), ("b", "x = 1"), ("c", text.format("c"))])
+    assert facts.default == "c"
+    assert read_crio([("a", "[crio.runtime]\ndefault_runtime = 'crun'\n")]).default == "crun"
+    assert read_crio([("a", "[crio.runtime]\ndefault_runtime = 5\n")]).default == ""

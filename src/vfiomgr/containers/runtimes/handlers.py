@@ -30,6 +30,8 @@ class HandlerEntry(Value):
     privileged_without_host_devices: bool = False
     pod_annotations: tuple[str, ...] = ()
     """Patterns of pod annotations that the shim gets; CRI-O: allowed_annotations."""
+    plugins: tuple[str, ...] = ()
+    """The plugins of containerd whose tables have it."""
 
     def tells(self, annotation: str) -> bool:
         """Whether the shim gets an annotation (a `*` at the end of a pattern matches the rest)."""
@@ -109,12 +111,35 @@ class HandlerFacts(Value):
     """Imports of another version than the main file."""
     disabling: tuple[str, ...] = ()
     """The files that disable containerd's CRI plugin (disabled_plugins)."""
+    default: str = ""
+    """The handler of pods without a RuntimeClass; empty if no file states it."""
 
     @property
     def is_known(self) -> bool:
         """Whether there is a configuration, and every file that all releases read was read."""
         is_whole = all(file.is_unsure for file in self.unreadable)
         return bool(self.files or self.unsure) and is_whole
+
+    def has_built_in(self, name: str) -> bool:
+        """Whether the program has a handler without any entry; an empty name is its default.
+
+        containerd 1.x forgets it once a file has a table of handlers (go-toml makes maps anew).
+        """
+        return not name or name in _BUILT_IN[self.cri]
+
+    def passes_over(self, entry: HandlerEntry) -> bool:
+        """Whether containerd reads no table with a handler, in this version of the configuration.
+
+        Before 2.3 the version that is stated last applies to all files.
+        """
+        stated = dict(self.schemas)
+        last = next(reversed(stated.values()), 1)
+        is_own = self.version is None or self.version >= _READ[0][0]
+        schema = stated.get(entry.source, 1) if is_own else last
+        release = self.version or _USUAL.get(schema, _READ[0][0])
+        read = next(names for since, names in _READ if release >= since).get(schema)
+        is_unsure = entry.source in self.unsure or bool(self.mixed)
+        return not is_unsure and read is not None and not set(read) & set(entry.plugins)
 
     def schema(self, source: str) -> int | None:
         """The version of the configuration format that a file states."""
@@ -125,13 +150,29 @@ class HandlerFacts(Value):
         return next((entry for entry in self.handlers if entry.name == name), None)
 
 
-_CONTAINERD = (
-    ("plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes"),
-    ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes"),
-    ("plugins", "cri", "containerd", "runtimes"),
+V3_PLUGIN, V2_PLUGIN, _V1_PLUGIN = (
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.grpc.v1.cri",
+    "cri",
 )
+_PLUGINS = (V3_PLUGIN, V2_PLUGIN, _V1_PLUGIN)
+_CONTAINERD = tuple(("plugins", plugin, "containerd", "runtimes") for plugin in _PLUGINS)
 """The keys in versions 3, 2 and 1 of its configuration."""
+_READ: tuple[tuple[Version, Mapping[int, tuple[str, ...]]], ...] = (
+    (Version(2, 3), {1: _PLUGINS, 2: _PLUGINS[:2], 3: _PLUGINS[:2], 4: (V3_PLUGIN,)}),
+    (Version(2, 0), {1: (V3_PLUGIN,), 2: _PLUGINS[:2], 3: (V3_PLUGIN,)}),
+    (Version(0, 0), {1: (_V1_PLUGIN,), 2: (V2_PLUGIN,), 3: (V2_PLUGIN,)}),
+)
+"""From each release on, the plugins that are read in each version of the configuration.
+
+Before 2.0 names are looked up as they are (Decode in config.go: short ones in version 1). 2.0 to
+2.2 take a file of version 1 for one of version 3 before they move the table of CRI, so it is lost
+(containerd/runwasi#1002); 2.3 moves it in every version below its own (MigrateConfigTo).
+"""
+_USUAL = {1: Version(1, 7), 2: Version(1, 7), 3: Version(2, 0), 4: Version(2, 3)}
+"""The release to assume for a version of the configuration."""
 _CRIO = ("crio", "runtime", "runtimes")
+_BUILT_IN: Mapping[CriName, tuple[str, ...]] = {"containerd": ("runc",), "crio": ("runc", "crun")}
 _MARK = "\ufeff"
 """A byte order mark, which containerd 1.x and CRI-O ignore."""
 
@@ -147,12 +188,12 @@ def read_containerd(
     merged: dict[str, dict[str, Any]] = {}
     for source, document in read:
         for place in _CONTAINERD:
-            _take(merged, _table(document, place), source)
+            _take(merged, _table(document, place), source, place[1])
     later, unreadable_later = _parsed(unsure, is_unsure=True)
     for source, document in later:
         extra: dict[str, dict[str, Any]] = {}
         for place in _CONTAINERD:
-            _take(extra, _table(document, place), source)
+            _take(extra, _table(document, place), source, place[1])
         for name, entry in extra.items():
             merged.setdefault(name, entry)
     return HandlerFacts(
@@ -175,6 +216,11 @@ def read_containerd(
             if any(_table(document, place[:2]) for place in _CONTAINERD)
         ),
         disabling=tuple(source for source, document in read if _disables_cri(document)),
+        default=_last(
+            _text(_table(document, place[:-1]), "default_runtime_name")
+            for _, document in read
+            for place in _CONTAINERD
+        ),
     )
 
 
@@ -185,7 +231,7 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
     for source, document in read:
         for name, entry in _table(document, _CRIO).items():
             if isinstance(entry, dict):
-                merged[name] = {**entry, "": source}
+                merged[name] = {**entry, "": (source, ())}
     return HandlerFacts(
         cri="crio",
         files=tuple(source for source, _ in read),
@@ -194,6 +240,7 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
             for name, entry in merged.items()
         ),
         unreadable=tuple(unreadable),
+        default=_last(_text(_table(doc, _CRIO[:-1]), "default_runtime") for _, doc in read),
     )
 
 
@@ -222,12 +269,16 @@ def _parsed(
     return found, unreadable
 
 
-def _take(merged: dict[str, dict[str, Any]], table: Mapping[str, Any], source: str) -> None:
+def _take(
+    merged: dict[str, dict[str, Any]], table: Mapping[str, Any], source: str, plugin: str
+) -> None:
     for name, entry in table.items():
         if isinstance(entry, dict):
             before = merged.get(name, {})
             options = {**_table(before, ("options",)), **_table(entry, ("options",))}
-            merged[name] = {**before, **entry, "options": options, "": source}
+            _, plugins = before.get("", ("", ()))
+            place = (source, (*plugins, plugin))
+            merged[name] = {**before, **entry, "options": options, "": place}
 
 
 def _table(document: Mapping[str, Any], place: Iterable[str]) -> Mapping[str, Any]:
@@ -242,15 +293,22 @@ def _entry(
 ) -> HandlerEntry:
     """`config` is the key of Kata's configuration in `options`, `annotations` that of patterns."""
     patterns = entry.get(annotations)
+    source, plugins = entry[""]
     return HandlerEntry(
         name=name,
-        source=entry[""],
+        source=source,
+        plugins=plugins,
         runtime_type=_text(entry, "runtime_type"),
         runtime_path=_text(entry, "runtime_path"),
         config_path=_text(options, config),
         privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
         pod_annotations=tuple(map(str, patterns)) if isinstance(patterns, list) else (),
     )
+
+
+def _last(texts: Iterable[str]) -> str:
+    """The last one that is set."""
+    return next(filter(None, reversed(list(texts))), "")
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:

@@ -156,7 +156,8 @@ def _annotated(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
 def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     if settings.cold_plug != NO_PORT and not context.release.has_plug_keys:
         yield _no_cold_plug(context.release)
-    if context.cold_plug != NO_PORT or context.is_hot or _asked(context):
+    has_port = context.cold_plug != NO_PORT or context.is_hot
+    if has_port or _asked(context) or not context.requests_devices:
         return
     hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
     what = (
@@ -321,7 +322,8 @@ def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
     key, timeout = container_timeout(context.release, settings)
     kubelet = context.kubelet
     limit = KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
-    if limit >= timeout or (kubelet is not None and kubelet.problem):
+    is_unknown = kubelet is not None and bool(kubelet.problem)
+    if limit >= timeout or is_unknown or not context.requests_devices:
         return
     source = "by default" if kubelet is None else f"in {kubelet.source}"
     yield chain_break(

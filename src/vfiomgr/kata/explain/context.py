@@ -13,7 +13,7 @@ from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.guests.nodes import is_vfio_node
 from vfiomgr.kata.explain.image import GuestImage
-from vfiomgr.kata.explain.pod import PodSpec, RuntimeClassSpec
+from vfiomgr.kata.explain.pod import KATA_ANNOTATION, PodSpec, RuntimeClassSpec
 from vfiomgr.kata.facts import NO_PORT, KataSettings
 from vfiomgr.kata.model import (
     KataConfigurationFile,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Remedy, Severity
 
 LIST = "; "
+_KATA = "kata"
 StepState = Literal["ok", "broken", "unknown"]
 StepName = Literal[
     "pod",
@@ -93,7 +94,6 @@ SILENT = frozenset(
         "kata-kernel-params-replaced",
         "kata-maxmemory",
         "kata-no-cold-plug",
-        "kata-no-device-requested",
         "kata-no-pod-resources",
         "kata-no-runtime-class",
         "kata-not-plugged-silently",
@@ -126,6 +126,11 @@ def chain_break(
 def is_broken(breaks: Iterable[Diagnostic]) -> bool:
     """Whether one of them certainly breaks the chain."""
     return any(found.severity == "blocker" for found in breaks)
+
+
+def is_of_kata(name: str) -> bool:
+    """Whether a handler, a RuntimeClass or an annotation has a name of Kata."""
+    return name.startswith(KATA_ANNOTATION) or ("/" not in name and _KATA in name)
 
 
 class TraceStep(Value):
@@ -211,6 +216,7 @@ class KataTrace(Value):
     line: int
     handler: str | None
     release: str
+    """Empty for a pod that Kata does not run; its chain then ends with the request."""
     release_source: str
     steps: tuple[TraceStep, ...]
     devices: tuple[DeviceChain, ...]
@@ -355,6 +361,10 @@ class PodContext(Value, dict=True):
     conf_file: tuple[str, str] | None = None
     """The value of KATA_CONF_FILE for the shim, and where it is set."""
     kubelet: KubeletFacts | None = None
+    lacks_checkpoint: bool = False
+    """Whether the kubelet runs without a record of devices that its plugins registered."""
+    is_told: bool = False
+    """Whether a handler or a configuration of Kata was named for the pod."""
     shim: ShimState = "not looked for"
     shims: tuple[str, ...] = ()
     """The installed shims of Kata."""
@@ -373,6 +383,20 @@ class PodContext(Value, dict=True):
     """The requested CDI device, by name; None for all."""
     candidates: tuple[KubeletDevice, ...] = ()
     """The devices that the kubelet could assign; known when the request is."""
+
+    @cached_property
+    def is_kata(self) -> bool:
+        """Whether the pod is for Kata: by its handler, names and annotations, or a GPU on VFIO.
+
+        A GPU on VFIO is of no use to a container on the host's kernel.
+        """
+        names = (self.handler_name, self.pod.runtime_class, *dict(self.pod.annotations))
+        return (
+            self.is_told
+            or (self.entry is not None and self.entry.is_kata)
+            or any(name is not None and is_of_kata(name) for name in names)
+            or any(d.is_graphics_or_accelerator for c in self.candidates for d in c.functions)
+        )
 
     @property
     def is_rs(self) -> bool:
@@ -443,6 +467,12 @@ class PodContext(Value, dict=True):
         """Whether devices are plugged into root ports, as far as known."""
         is_q35 = self.settings is not None and self.settings.machine_type == Q35
         return not self.is_early_go or (self.is_on_root_bus and is_q35)
+
+    @property
+    def requests_devices(self) -> bool:
+        """Whether the pod requests a device in any way."""
+        spec = self.pod
+        return bool(spec.resources or spec.cdi_names or spec.all_claims)
 
     @property
     def asks_kubelet(self) -> bool:

@@ -48,7 +48,7 @@ def cdi(context: PodContext) -> TraceStep:
     if found:
         return judged("CDI", found, looked, breaks)
     what = "no specification has a requested device"
-    is_needed = context.channel in ("kubelet", "annotations")
+    is_needed = context.channel in ("kubelet", "annotations") or not context.requests_devices
     return judged("CDI", what, looked, breaks, "ok" if is_needed or breaks else "unknown")
 
 

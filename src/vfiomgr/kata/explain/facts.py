@@ -28,6 +28,7 @@ from vfiomgr.kata.explain.image import GuestImage, read_guest_file
 from vfiomgr.kata.facts import parse, read_configuration, read_settings, runtime_at
 from vfiomgr.kata.model import handler_configuration, search_path
 from vfiomgr.paths import HostPath
+from vfiomgr.users.node_agent import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
 CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
 KUBELET = HostPath("/var/lib/kubelet/config.yaml")
+_KUBELET_SOCKET = RECORD.parent / "kubelet.sock"
 _GATE = "KubeletPodResourcesGet"
 _UNITS = tuple(
     HostPath(directory)
@@ -325,6 +327,11 @@ def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
     edits = (edit for file in host.cdi_files for _, edit in read_file(file).all_edits())
     named = {node.on_host for edit in edits for node in edit.device_nodes}
     return frozenset(n for n in named if is_vfio_node(n) and not tree.exists(HostPath(n)))
+
+
+def lacks_checkpoint(tree: HostTree) -> bool:
+    """Whether a kubelet runs without a record of what its device plugins registered."""
+    return tree.exists(_KUBELET_SOCKET) and not tree.exists(RECORD)
 
 
 def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.context import StepName
+    from vfiomgr.kata.explain.context import StepName, StepState
     from vfiomgr.kata.model import KataHypervisor
     from vfiomgr.pci.model import PciDevice
 
@@ -107,9 +107,11 @@ def _annotations(
 def steps(context: PodContext) -> tuple[TraceStep, ...]:
     """Nodes, functions, ports and the guest, for all candidates."""
     if not context.candidates:
-        why = "no candidate device is known"
+        asks = context.requests_devices
+        why = "no candidate device is known" if asks else "no device is requested"
+        state: StepState = "unknown" if asks else "ok"
         names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
-        return tuple(judged(name, why, otherwise="unknown") for name in names)
+        return tuple(judged(name, why, otherwise=state) for name in names)
     lacks_nodes = any(
         sum(c.kind == item.kind and not _is_pending(context, c) for c in context.candidates)
         < item.count

@@ -91,6 +91,12 @@ class PodSpec(Value):
         return tuple(name.strip() for _, name in self.cdi_annotations if name.strip())
 
     @property
+    def all_claims(self) -> tuple[str, ...]:
+        """Its claims, and those that only its containers name."""
+        used = (name for container in self.containers for name in container.claims)
+        return tuple(dict.fromkeys((*self.claims, *used)))
+
+    @property
     def resources(self) -> tuple[tuple[str, int], ...]:
         """The resources of device plugins, in container order."""
         uses: dict[str, list[tuple[PodContainer, Fraction]]] = {}

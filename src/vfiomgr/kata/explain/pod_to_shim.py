@@ -5,7 +5,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vfiomgr.kata.explain.context import SETTINGS, PodContext, TraceStep, chain_break, judged
+from vfiomgr.containers.runtimes.handlers import V2_PLUGIN, V3_PLUGIN
+from vfiomgr.kata.explain.context import (
+    SETTINGS,
+    PodContext,
+    TraceStep,
+    chain_break,
+    is_of_kata,
+    judged,
+)
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.kata.plan import recommended_overhead_mib
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.facts import KataSettings
 
-_KATA = "kata"
+_TABLE_UNREAD = "kata-handler-unread"
 _ALIKE = 0.85
 """The minimum similarity of a name to a mistyped one."""
 _DEFAULT_MEMORY_MIB = 2048
@@ -28,6 +36,8 @@ _DEFAULT_MEMORY_MIB = 2048
 _TIGHT_MIB = 256
 """The minimum memory for QEMU."""
 _SHIPPED_ONLY = Version(4, 0)
+_NO_OCI = Version(2, 0)
+"""The first Kata whose kata-runtime has no commands of an OCI runtime."""
 _KEEPS_DEVICES = Version(1, 3)
 """The first containerd with privileged_without_host_devices."""
 _NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
@@ -48,21 +58,10 @@ def pod(context: PodContext) -> TraceStep:
     spec = context.pod
     asked = [f"{name} ({count})" for name, count in spec.resources]
     asked += [f"{name} (by annotation)" for name in spec.cdi_names]
-    asked += [f"claim {name}" for name in spec.claims]
+    asked += [f"claim {name}" for name in spec.all_claims]
     place = (f"{spec.source}:{spec.line}",) if spec.line else ()
     what = ", ".join(asked) or "no device"
-    return judged("pod", f"{spec} requests {what}", place, POD_RULES.find(context))
-
-
-def _no_device(context: PodContext) -> Iterator[Diagnostic]:
-    spec = context.pod
-    if not (spec.resources or spec.cdi_names or spec.claims):
-        yield chain_break(
-            "kata-no-device-requested",
-            spec.name,
-            "no container requests a device",
-            "add the plugin's resource to resources.limits; vfiomgr kata pod prints such a pod",
-        )
+    return judged("pod", f"{spec} requests {what}", place)
 
 
 def runtime_class(context: PodContext) -> TraceStep:
@@ -70,9 +69,11 @@ def runtime_class(context: PodContext) -> TraceStep:
     spec, found = context.pod, context.runtime_class
     line = spec.runtime_class_line
     place = (f"{spec.source}:{line}",) if line else ()
-    breaks = tuple(CLASS_RULES.find(context))
+    breaks = tuple(CLASS_RULES.find(context)) if context.is_kata else ()
     if spec.runtime_class is None:
-        return judged("runtime class", "no RuntimeClass", place, breaks)
+        runs = context.handler_name or "usually runc"
+        what = f"no RuntimeClass: the default runtime of the node runs the pod ({runs})"
+        return judged("runtime class", what, place, breaks)
     if found is None:
         what = (
             f"{spec.runtime_class}: its RuntimeClass is not in the file; assuming handler "
@@ -85,7 +86,7 @@ def runtime_class(context: PodContext) -> TraceStep:
 
 
 def _no_class(context: PodContext) -> Iterator[Diagnostic]:
-    if context.pod.runtime_class is None:
+    if context.pod.runtime_class is None and context.handler_name is None:
         yield chain_break(
             "kata-no-runtime-class",
             context.pod.name,
@@ -98,7 +99,7 @@ def _no_class(context: PodContext) -> Iterator[Diagnostic]:
 def _overhead(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 9: default_memory is in the pod's cgroup, but not in its limits."""
     found = context.runtime_class
-    if found is None or context.pod.runtime_class is None:
+    if found is None or not context.requests_devices:
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     overhead = found.overhead_bytes or 0
@@ -123,10 +124,12 @@ def handler(context: PodContext) -> TraceStep:
     """The program that the container runtime starts for the handler."""
     name, facts, entry = context.handler_name, context.handlers, context.entry
     program = _CRI_NAMES[context.cri]
-    breaks = tuple(HANDLER_RULES.find(context))
+    breaks = (*HANDLER_RULES.find(context), *(SHIM_RULES.find(context) if context.is_kata else ()))
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
-        return judged("handler", "no handler", looked, breaks, "unknown")
+        is_fine = facts is not None and facts.is_known and not context.is_kata
+        what = f"the default handler of {program}" if is_fine else "no handler"
+        return judged("handler", what, looked, breaks, "ok" if is_fine else "unknown")
     if facts is None or (not facts.is_known and entry is None):
         what = f"{name}: cannot read the configuration of {program}"
         if facts is not None and not facts.unreadable:
@@ -135,6 +138,8 @@ def handler(context: PodContext) -> TraceStep:
     if facts.disabling:
         what = f"{name}: containerd runs no pods: its CRI plugin is disabled"
         return judged("handler", what, looked, breaks)
+    if entry is None and facts.has_built_in(name):
+        return judged("handler", f"{name} is built into {program}", looked, breaks)
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
         return judged("handler", what, looked, breaks)
@@ -147,7 +152,8 @@ def handler(context: PodContext) -> TraceStep:
             "; the main file does not import that file, so containerd before "
             f"{_drop_ins_since(facts)} ignores it"
         )
-    return judged("handler", what, looked, breaks, "unknown" if is_passed_over else "ok")
+    is_unknown = is_passed_over or any(found.rule == _TABLE_UNREAD for found in breaks)
+    return judged("handler", what, looked, breaks, "unknown" if is_unknown else "ok")
 
 
 def _is_passed_over(facts: HandlerFacts, entry: HandlerEntry) -> bool:
@@ -175,7 +181,8 @@ def _unreadable(_context: PodContext, facts: HandlerFacts) -> Iterator[Diagnosti
 
 def _disabled(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     is_known = context.entry is not None or facts.is_known
-    if context.handler_name is not None and facts.disabling and is_known:
+    is_asked = context.handler_name is not None or not context.is_kata
+    if is_asked and facts.disabling and is_known:
         named = " and ".join(facts.disabling)
         yield chain_break(
             "kata-cri-disabled",
@@ -187,8 +194,8 @@ def _disabled(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
 
 def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """A handler that the container runtime does not have, and those that it has."""
-    name = context.handler_name
-    if name is None or not facts.is_known or facts.disabling or context.entry is not None:
+    name = context.handler_name or facts.default
+    if not facts.is_known or facts.disabling or facts.handler(name) or facts.has_built_in(name):
         return
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
@@ -197,25 +204,42 @@ def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
         name,
         f"{program} has no handler {name} (available: {there}): its pods fail with 'no runtime "
         f'for "{name}" is configured\'',
-        _instead(facts, name, program),
+        *(_instead(facts, name, program) if context.is_kata else _another(facts, name, program)),
     )
 
 
-def _instead(facts: HandlerFacts, name: str, program: str) -> str:
+def _another(facts: HandlerFacts, name: str, program: str) -> Iterator[str]:
+    """What adds a handler that is not Kata's, and keeps it."""
+    near = get_close_matches(name, [entry.name for entry in facts.handlers], 1, _ALIKE)
+    if near:
+        yield f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
+    tool = f"nvidia-ctk runtime configure --runtime={facts.cri}" if "nvidia" in name else ""
+    install = f"vfiomgr runtime install {name} --path PROGRAM"
+    yield f"add it with {f'{tool}, or with ' if tool else ''}{install}; then restart {program}"
+    if facts.cri == "containerd" and facts.files:
+        yield (
+            f"if a tool rewrites {facts.files[0]}, let it write the handler too, or an imports "
+            "line for a file in /etc/containerd/conf.d (before containerd 2.0 with the whole CRI "
+            "table)"
+        )
+
+
+def _instead(facts: HandlerFacts, name: str, program: str) -> Iterator[str]:
     """The likely intended handler; only a possible Kata handler can be created."""
     kata = [entry.name for entry in facts.handlers if entry.is_kata]
     near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
     install = f"vfiomgr runtime install {name} --kata, then restart {program}"
     if near and near[0] != name:
         meant = f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
-        return meant if kata else f"{meant}, and create it: vfiomgr runtime install --kata"
-    if not kata and _KATA in name:
-        return install
-    if not kata:
+        yield meant if kata else f"{meant}, and create it: vfiomgr runtime install --kata"
+    elif not kata and is_of_kata(name):
+        yield install
+    elif not kata:
         created = f"create {DEFAULT_HANDLER} with vfiomgr runtime install --kata"
-        return f"{created}, and set it as the handler"
-    named = f"use an existing Kata handler: {', '.join(kata)}"
-    return f"{named}; or create this one: {install}" if _KATA in name else named
+        yield f"{created}, and set it as the handler"
+    else:
+        named = f"use an existing Kata handler: {', '.join(kata)}"
+        yield f"{named}; or create this one: {install}" if is_of_kata(name) else named
 
 
 def _no_shim(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
@@ -238,6 +262,7 @@ def _no_shim(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
 
 def _no_kata(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
     if entry.is_kata:
+        yield from _command_line(context, entry)
         return
     facts = context.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
@@ -247,6 +272,24 @@ def _no_kata(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
         entry.name,
         f"handler {entry.name} runs {entry.runtime_type or 'runc'}, not Kata's shim",
         f"use a Kata handler: {', '.join(kata)}" if kata else another,
+    )
+
+
+def _command_line(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
+    """A handler of CRI-O for the command line of kata-runtime, which only Kata 1 has.
+
+    crio.conf(5): runtime_type is oci by default; kata-containers/kata-containers#2498.
+    """
+    if context.cri != "crio" or entry.runtime_type == "vm" or context.release.version < _NO_OCI:
+        return
+    shim = next(iter(context.shims), "the path of containerd-shim-kata-v2")
+    yield chain_break(
+        "kata-handler-not-kata",
+        entry.name,
+        f'handler {entry.name} has runtime_type "{entry.runtime_type or "oci"}", for which CRI-O '
+        f"runs commands of {entry.runtime_path}; {context.release} has only a shim",
+        f'set runtime_type = "vm" and runtime_path = "{shim}" in {entry.source}, then restart '
+        "CRI-O",
     )
 
 
@@ -363,6 +406,45 @@ def _unread(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
         )
 
 
+def _elsewhere(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """A table of a plugin that this containerd does not read in this version of the file."""
+    entry = context.entry
+    if entry is None or facts.cri != "containerd" or not facts.passes_over(entry):
+        return
+    schema, version = facts.schema(entry.source), facts.version
+    is_old = version is not None and version < _CONTAINERD_2
+    plugin, number = (V2_PLUGIN, 2) if is_old else (V3_PLUGIN, 3)
+    states = "without a version line" if schema is None else f"of version {schema}"
+    or_else = ""
+    if schema in (None, 1) and V2_PLUGIN in entry.plugins and not is_old:
+        or_else = "state version = 2 at the start of the file"
+    yield chain_break(
+        _TABLE_UNREAD,
+        entry.source,
+        f"{entry.name} is in a table of {' and '.join(entry.plugins)}, which containerd"
+        f"{f' {version}' if version else ' before 2.3'} does not read in a configuration {states}: "
+        f"pods fail with 'no runtime for \"{entry.name}\" is configured'",
+        f'write it as [plugins."{plugin}".containerd.runtimes.{entry.name}], in a configuration '
+        f"with version = {number}",
+        *([or_else] if or_else else []),
+        is_certain=version is not None,
+    )
+
+
+def _no_type(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
+    """A handler of containerd without a type; containerd 2 keeps that of its own runc."""
+    if context.cri != "containerd" or entry.runtime_type or entry.name == "runc":
+        return
+    shim = f"io.containerd.{'kata' if context.is_kata else 'runc'}.v2"
+    yield chain_break(
+        "kata-handler-no-type",
+        entry.name,
+        f"{entry.name} in {entry.source} has no runtime_type: containerd starts, but pods fail "
+        "with 'container.Runtime.Name must be set'",
+        f'set runtime_type = "{shim}" there, then restart containerd',
+    )
+
+
 def _mixed(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Imports of another version than the main file, if they concern the handler."""
     own = None if context.entry is None else context.entry.source
@@ -405,9 +487,6 @@ def _merged_badly(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnost
         )
 
 
-POD_RULES: RuleSet[PodContext] = register(
-    RuleSet("a pod with Kata", rules=(rule(_no_device, "kata-no-device-requested"),))
-)
 CLASS_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod with Kata: its RuntimeClass",
@@ -419,22 +498,31 @@ CLASS_RULES: RuleSet[PodContext] = register(
 )
 HANDLER_RULES: RuleSet[PodContext] = register(
     RuleSet(
-        "a pod with Kata: the handler",
+        "a pod: the handler",
         rules=(
             reading(_HANDLERS, _disabled, "kata-cri-disabled"),
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
+            reading(_ENTRY, _no_type, "kata-handler-no-type"),
+            reading(_HANDLERS, _elsewhere, _TABLE_UNREAD),
             reading(_HANDLERS, _unread, "kata-runtime-drop-in-unread"),
             reading(_HANDLERS, _unreadable, "kata-runtime-unreadable"),
+            reading(
+                _HANDLERS, _mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"
+            ),
+            reading(_HANDLERS, _merged_badly, "kata-runtime-drop-in-replaced"),
+        ),
+    )
+)
+SHIM_RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: the handler",
+        rules=(
             reading(_ENTRY, _no_kata, "kata-handler-not-kata"),
             reading(_ENTRY, _no_shim, "kata-shim-missing"),
             rule(_conf_file, "kata-conf-file"),
             reading(SETTINGS, _sizing, "kata-crio-sizes"),
             rule(_privileged, "kata-privileged"),
             reading(_ENTRY, _untold, "kata-annotations-not-passed"),
-            reading(
-                _HANDLERS, _mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"
-            ),
-            reading(_HANDLERS, _merged_badly, "kata-runtime-drop-in-replaced"),
         ),
     )
 )

@@ -164,6 +164,9 @@ class _Scene:
         runtime_class = next(classes, None)
         name = handler or (runtime_class.handler if runtime_class else spec.runtime_class)
         handlers, tree = self._handlers, self._tree
+        if name is None and handlers is not None:
+            default = handlers.handler(handlers.default)
+            name = default.name if default is not None and default.is_kata else None
         entry = handlers.handler(name) if handlers is not None and name is not None else None
         is_lacking = entry is None and handlers is not None and handlers.is_known
         program = (entry.runtime_path or entry.shim) if entry is not None else ""
@@ -197,6 +200,8 @@ class _Scene:
             shim_runtime=shim_runtime,
             shims=tuple(shim.path for shim in self._installed.shims),
             kubelet=gather.read_kubelet(tree) if tree else None,
+            lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
+            is_told=handler is not None or self._config is not None,
             absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
             guest_image=gather.image_of(tree, settings) if tree and settings else None,
             has_kubelet_socket=gather.has_socket(tree, settings) if tree else None,
@@ -254,25 +259,32 @@ def trace(context: PodContext) -> KataTrace:
     spec = context.pod
     effective = configuration.with_annotations(context)
     effective = replace(effective, candidates=devices.candidates(effective))
-    chains = tuple(functions.chain_of(effective, each) for each in effective.candidates)
-    later = (resources.request(effective), devices.cdi(effective), *functions.steps(effective))
-    if context.has_no_handler:
-        later = tuple(replace(s, state="unknown") if s.state == "ok" else s for s in later)
-    return KataTrace(
+    links = (pod_to_shim.pod, pod_to_shim.runtime_class, pod_to_shim.handler)
+    first = tuple(link(effective) for link in links)
+    found = KataTrace(
         pod=spec.name,
         kind=spec.kind,
         source=spec.source,
         line=spec.line,
         handler=context.handler_name,
+        release="",
+        release_source="",
+        steps=first,
+        devices=(),
+        differences=(),
+    )
+    if not effective.is_kata:
+        return replace(found, steps=(*first, resources.request_of_others(effective)))
+    chains = tuple(functions.chain_of(effective, each) for each in effective.candidates)
+    later = (resources.request(effective), devices.cdi(effective), *functions.steps(effective))
+    if context.has_no_handler:
+        later = tuple(replace(s, state="unknown") if s.state == "ok" else s for s in later)
+    configured = configuration.configuration(replace(context, candidates=effective.candidates))
+    return replace(
+        found,
         release=str(context.release),
         release_source=context.release_source,
-        steps=(
-            pod_to_shim.pod(effective),
-            pod_to_shim.runtime_class(effective),
-            pod_to_shim.handler(effective),
-            configuration.configuration(replace(context, candidates=effective.candidates)),
-            *later,
-        ),
+        steps=(*first, configured, *later),
         devices=chains,
         differences=tuple(_differences(effective, chains)),
     )

@@ -16,6 +16,7 @@ from vfiomgr.kata.explain.context import SETTINGS, SOCKET, chain_break, judged
 from vfiomgr.kata.facts import NO_PORT
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version, counted
+from vfiomgr.users.node_agent import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -210,8 +211,24 @@ def request(context: PodContext) -> TraceStep:
         what = _describe_request(context)
     if settings is not None:
         looked = (f"{settings.path}: {SOCKET} = {settings.pod_resource_api_sock!r}",)
-    state: StepState = "unknown" if context.channel in ("unknown", "none") else "ok"
-    return judged("request", what, looked, RULES.find(context), state)
+    is_unknown = context.channel in ("unknown", "none") and context.requests_devices
+    state: StepState = "unknown" if is_unknown else "ok"
+    breaks = (*OFFER_RULES.find(context), *RULES.find(context))
+    return judged("request", what, looked, breaks, state)
+
+
+def request_of_others(context: PodContext) -> TraceStep:
+    """The request of a pod that Kata does not run: the kubelet and a plugin or driver serve it."""
+    spec = context.pod
+    parts = [_offer(context)] if spec.resources else []
+    if spec.all_claims:
+        claims = ", ".join(spec.all_claims)
+        parts.append(f"not checked: claim {claims} (kubectl describe resourceclaim)")
+    agent = context.host.users.running_agent
+    known = {resource.name for resource in agent.resources} if agent is not None else ()
+    is_known = not spec.all_claims and all(name in known for name, _ in spec.resources)
+    state: StepState = "ok" if is_known else "unknown"
+    return judged("request", parts or (_NO_REQUEST,), (), OFFER_RULES.find(context), state)
 
 
 def _describe_request(context: PodContext) -> str:
@@ -244,9 +261,7 @@ def _describe_request(context: PodContext) -> str:
 
 def _claims(context: PodContext) -> Iterator[Diagnostic]:
     """Number 2."""
-    spec = context.pod
-    used = [name for container in spec.containers for name in container.claims]
-    claims = tuple(dict.fromkeys((*spec.claims, *used)))
+    claims = context.pod.all_claims
     if claims:
         yield chain_break(
             "kata-claim",
@@ -270,23 +285,47 @@ def _ways_to_name(release: KataRelease) -> str:
 
 
 def _annotated_in_vain(context: PodContext) -> Iterator[Diagnostic]:
-    """CDI names of a pod, for a release that plugs what its containers have.
+    """CDI names of a pod without Kata, or with a release that plugs what its containers have.
 
     The CRI of containerd and CRI-O take devices from the annotations of a container and its
     CDIDevices, which the kubelet fills, not from those of a pod (containerd/containerd#7329).
     """
-    if context.settings is None or context.release.has_plug_keys or not context.pod.cdi_names:
+    if not context.pod.cdi_names:
         return
-    first = context.release.first("hypervisor", "cold_plug_vfio")
-    only = "" if context.pod.resources else ": its guest gets no device"
+    if context.is_kata and (context.settings is None or context.release.has_plug_keys):
+        return
+    who, or_else, gets = "no container runtime", "", "they get"
+    if context.is_kata:
+        who = f"neither the container runtime nor {context.release}"
+        first = context.release.first("hypervisor", "cold_plug_vfio")
+        or_else, gets = f", or use Kata {first} or later", "its guest gets"
+    only = "" if context.pod.resources else f": {gets} no device"
     yield chain_break(
         "kata-annotations-unread",
         context.pod.name,
-        f"neither the container runtime nor {context.release} reads CDI annotations of a pod{only}",
-        "request the resource of a device plugin in resources.limits, or use Kata "
-        f"{first} or later",
+        f"{who} reads CDI annotations of a pod{only}",
+        f"request the resource of a device plugin in resources.limits{or_else}",
         is_certain=not context.pod.resources,
     )
+
+
+def _not_recorded(context: PodContext) -> Iterator[Diagnostic]:
+    """A kubelet to which no plugin has registered since its record was removed.
+
+    It then takes no resource for one of a device plugin, and starts pods without devices
+    (pkg/kubelet/cm/devicemanager/manager.go; kubernetes/kubernetes#116125).
+    """
+    if context.lacks_checkpoint and context.pod.resources:
+        names = ", ".join(name for name, _ in context.pod.resources)
+        yield chain_break(
+            "pod-no-checkpoint",
+            RECORD,
+            f"the kubelet has no record of devices ({RECORD}): no device plugin has registered "
+            f"with it since, and pods that it started meanwhile run without {names}",
+            "start the device plugin, then delete pods that run without their devices, so that "
+            "they are created again",
+            is_certain=False,
+        )
 
 
 def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
@@ -401,9 +440,9 @@ def _twice(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-RULES: RuleSet[PodContext] = register(
+OFFER_RULES: RuleSet[PodContext] = register(
     RuleSet(
-        "a pod with Kata: its requests",
+        "a pod: its requests",
         rules=(
             rule(
                 _pending,
@@ -413,8 +452,16 @@ RULES: RuleSet[PodContext] = register(
                 "pod-device-unhealthy",
                 "pod-devices-taken",
             ),
-            rule(_claims, "kata-claim"),
+            rule(_not_recorded, "pod-no-checkpoint"),
             rule(_annotated_in_vain, "kata-annotations-unread"),
+        ),
+    )
+)
+RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: its requests",
+        rules=(
+            rule(_claims, "kata-claim"),
             reading(SETTINGS, _no_socket, "kata-kubelet-socket"),
             rule(_closed_gate, "kata-kubelet-gate"),
             reading(

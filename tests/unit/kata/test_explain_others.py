@@ -1,0 +1,183 @@
+"""`vfiomgr check pod`: pods that Kata does not run, and pods without devices."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.kata_breaks import breaks
+from tests.unit.kata_nodes import CONTAINERD, CRIO, HANDLER, SHIMS, KataNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.conftest import Run
+
+CLASS = "  runtimeClassName: kata-vfio\n"
+TABLE = "[plugins.'io.containerd.cri.v1.runtime'.containerd"
+NVIDIA = f'{TABLE}.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> KataNode:
+    """On which all is right for Kata; no specification has a device."""
+    found = KataNode(tmp_path / "node", "go")
+    found.add_gpus()
+    return found
+
+
+@pytest.fixture
+def explain(run: Run, node: KataNode) -> Callable[..., tuple[int, Any]]:
+    """The status and the document of the pod."""
+
+    def explain_it(*options: str) -> tuple[int, Any]:
+        line = ("--root", str(node.root), "check", "pod", str(node.pod), *options)
+        answer = run(*line, "--format", "json")
+        (item,) = json.loads(answer.stdout)["items"]
+        return answer.status, item
+
+    return explain_it
+
+
+def ids(item: Any) -> list[str]:
+    return [found["id"] for found in breaks(item)]
+
+
+def use_nvidia(node: KataNode, entry: str = NVIDIA) -> None:
+    node.change(node.pod, "handler: kata-vfio", "handler: nvidia")
+    node.change(node.pod, "kata-vfio", "nvidia")
+    node.change(node.pod, "pgpu", "gpu")
+    node.write(CONTAINERD, HANDLER.format(shim=SHIMS["go"]) + entry)
+
+
+def test_a_pod_without_a_runtime_class_is_not_judged_by_the_chain_of_kata(
+    run: Run, node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    node.change(node.pod, CLASS, "")
+    node.change(node.pod, "pgpu", "gpu")
+    status, item = explain()
+    assert (status, breaks(item), item["release"], item["devices"]) == (0, [], "", [])
+    states = [(step["name"], step["state"]) for step in item["steps"]]
+    assert states[2:] == [("handler", "ok"), ("request", "unknown")], "no plugin was asked"
+    told = run("--root", str(node.root), "check", "pod", str(node.pod)).stdout
+    assert told.startswith(f"Pod cuda ({node.pod}:7): not a Kata pod: Kata's chain is not checked")
+    assert told.endswith("\nunknown: request\n")
+
+
+def test_a_handler_of_others_is_only_checked_to_be_there(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    use_nvidia(node)
+    node.change(node.pod, "privileged: false", "privileged: true")
+    assert (explain()[0], ids(explain()[1])) == (0, [])
+    node.write(CONTAINERD, HANDLER.format(shim=SHIMS["go"]))
+    status, item = explain()
+    (found,) = breaks(item)
+    assert (status, found["id"]) == (1, "kata-handler-missing")
+    assert "--kata" not in found["remedy"]
+    assert "nvidia-ctk runtime configure --runtime=containerd" in found["remedy"]
+    node.change(node.pod, "handler: nvidia", "handler: runc")
+    assert explain()[0] == 0, "containerd has runc without an entry"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda node: node.change(node.pod, "handler: nvidia", "handler: kata"),
+        lambda node: node.change(node.pod, "Name: nvidia", "Name: kata-gpu"),
+        lambda node: node.change(
+            node.pod, "{}", "{io.katacontainers.config.hypervisor.kernel_params: a}"
+        ),
+        lambda node: node.publish(kind="nvidia.com/gpu"),
+    ],
+)
+def test_a_pod_that_is_meant_for_kata_is_followed_whatever_its_handler(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    change: Callable[[KataNode], None],
+) -> None:
+    use_nvidia(node)
+    change(node)
+    assert len(explain()[1]["steps"]) == 10
+    assert len(explain("--handler", "nvidia")[1]["steps"]) == 10
+
+
+def test_the_default_runtime_of_a_node_may_be_kata(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    node.publish()
+    node.change(node.pod, CLASS, "")
+    assert ids(explain()[1]) == ["kata-no-runtime-class"], "a GPU on VFIO, in a container"
+    node.change(CONTAINERD, "version = 3", f'version = 3\n{TABLE}]\ndefault_runtime_name = "x"')
+    assert sorted(ids(explain()[1])) == ["kata-handler-missing", "kata-no-runtime-class"]
+    node.change(CONTAINERD, '"x"', '"kata-vfio"')
+    status, item = explain()
+    assert (status, item["handler"], breaks(item)) == (0, "kata-vfio", [])
+
+
+def test_a_kata_pod_without_devices_is_not_broken(
+    run: Run, node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    node.change(node.pod, "nvidia.com/pgpu: 1, ", "")
+    node.change(node.pod, '{podFixed: {memory: "10240Mi", cpu: "1"}}', "{}")
+    status, item = explain()
+    assert (status, breaks(item)) == (0, [])
+    assert {step["state"] for step in item["steps"]} == {"ok"}
+    told = run("--root", str(node.root), "check", "pod", str(node.pod)).stdout
+    assert "Pod cuda requests no device" in told
+    node.change(node.pod, "metadata:\n", "metadata:\n  namespace: a\n")
+    node.change(node.pod, "{}", "{io.katacontainers.config.hypervisor.kernel_verity_params: a}")
+    assert ids(explain()[1]) == ["kata-annotation-not-enabled"], "what is not of devices is told"
+
+
+def test_nobody_reads_cdi_names_of_a_pod_without_kata(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    use_nvidia(node)
+    node.change(node.pod, "annotations: {}", 'annotations: {cdi.k8s.io/a: "nvidia.com/gpu=0"}')
+    (found,) = breaks(explain()[1])
+    assert (found["id"], found["severity"]) == ("kata-annotations-unread", "warning")
+    node.change(node.pod, "nvidia.com/gpu: 1, ", "")
+    (found,) = breaks(explain()[1])
+    assert found["severity"] == "blocker"
+    assert "Kata" not in found["title"] + found["remedy"]
+
+
+def test_a_kubelet_without_a_record_gave_pods_nothing(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    use_nvidia(node)
+    plugins = "var/lib/kubelet/device-plugins"
+    node.write(f"{plugins}/kubelet.sock", "")
+    assert ids(explain()[1]) == ["pod-no-checkpoint"]
+    node.write(f"{plugins}/kubelet_internal_checkpoint", "{}")
+    assert ids(explain()[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("type_", "version", "is_broken"),
+    [("oci", "2.1.0", True), ("oci", "1.12.0", False), ("vm", "2.1.0", False)],
+)
+def test_the_command_line_of_kata_runs_no_container_since_2(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    type_: str,
+    version: str,
+    is_broken: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    (node.root / CONTAINERD).unlink()
+    text = CRIO.format(shim="/usr/bin/kata-runtime").replace('"vm"', f'"{type_}"')
+    node.write("etc/crio/crio.conf.d/50-vfiomgr.conf", text)
+    _, item = explain("--kata-version", version)
+    assert ("kata-handler-not-kata" in ids(item)) == is_broken
+
+
+def test_a_handler_of_containerd_needs_a_type(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    node.publish()
+    node.change(CONTAINERD, '  runtime_type = "io.containerd.kata-vfio.v2"\n', "")
+    assert ids(explain()[1]) == ["kata-handler-no-type"]
