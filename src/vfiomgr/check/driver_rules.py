@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
-from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
@@ -308,6 +307,56 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             )
 
 
+def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report settings of VFIO's modules that are not in force, and differ from the one that is."""
+    for module, name in _OPTIONS:
+        settings = facts.parameter(host.kernel.command_line, module, name)
+        values = [one.value for one in settings if not one.ignored]
+        for one in settings:
+            if one.ignored and [one.value] != values:
+                yield finding(
+                    "module-option-ignored",
+                    "warning",
+                    f"{name}={one.value} of {module} has no effect",
+                    (one.place, one.ignored),
+                    "a built-in module gets its parameters from the kernel command line alone; for "
+                    "others the last setting counts: modprobe.d by the names of its files, then "
+                    "the kernel command line",
+                    *_in_force(host, facts, module, name),
+                )
+
+
+_VFIO_PCI = "vfio_pci"
+_OPTIONS = (
+    (_VFIO_PCI, "ids"),
+    (_VFIO_PCI, "disable_denylist"),
+    ("vfio_iommu_type1", "allow_unsafe_interrupts"),
+)
+"""Parameters that other rules and messages depend on."""
+
+
+def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> Iterator[Remedy]:
+    """How to make the ignored values effective; devices can also be bound by address."""
+    settings = facts.parameter(host.kernel.command_line, module, name)
+    values = dict.fromkeys(v for one in settings for v in one.value.split(","))
+    wanted = f"{name}={','.join(values)}" if name == "ids" else f"{name}=VALUE"
+    if facts.module(module).state == "built-in":
+        option = f"{module.replace('_', '-')}.{wanted}"
+        yield Remedy(f"add to the kernel command line: {option}{command_line(facts)}; then reboot")
+    else:
+        yield Remedy(f"keep one setting: options {module} {wanted}")
+    if name == "ids":
+        meant = _once(
+            device
+            for one in settings
+            for _, entry in parse_pci_ids(one.value)
+            for device in host.devices
+            if entry is not None and entry.matches(device) and is_blocking(device)
+        )
+        if meant:
+            yield _pin(host, "bind by address: ", meant)
+
+
 def invalid_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report `ids=` entries that vfio-pci ignores (vfio_pci_fill_ids in vfio_pci.c)."""
     for source, text, entry in _listed(host, facts):
@@ -424,15 +473,7 @@ def _entries(host: HostSnapshot, facts: Readiness) -> list[_Entry]:
 
 def _listed(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str, PciIdEntry | None]]:
     """Source and text of each entry; None for one that vfio-pci ignores."""
-    found = [
-        (str(setting), one.value)
-        for setting in facts.settings("options", "vfio_pci")
-        for one in parameters(setting.arguments, "ids")
-    ]
-    found += [
-        (f"/proc/cmdline: {one.word}", one.value)
-        for one in parameters(host.kernel.command_line, "vfio_pci.ids")
-    ]
-    for source, ids in found:
-        for text, entry in parse_pci_ids(ids):
-            yield source, text, entry
+    for one in facts.parameter(host.kernel.command_line, _VFIO_PCI, "ids"):
+        if not one.ignored:
+            for text, entry in parse_pci_ids(one.value):
+                yield one.place, text, entry

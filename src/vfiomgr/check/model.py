@@ -6,11 +6,14 @@ None means that this host, recording or snapshot does not show the fact; it neve
 from __future__ import annotations
 
 import shlex
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
+from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.model import COMMANDS
 from vfiomgr.value import Value
@@ -47,6 +50,16 @@ class ModuleSetting(Value):
     def __str__(self) -> str:
         """`/etc/modprobe.d/x.conf: options vfio_pci ids=10de:2684`."""
         return f"{self.source}: {self.command} {self.module} {self.arguments}".rstrip()
+
+
+class ParameterSetting(Value):
+    """One setting of a parameter of a module."""
+
+    place: str
+    """`/etc/modprobe.d/x.conf: options vfio_pci ids=10de:2684`, `/proc/cmdline: vfio-pci.ids=…`."""
+    value: str
+    ignored: str = ""
+    """Why it is not in force; empty if it is."""
 
 
 class DeviceNode(Value):
@@ -143,6 +156,34 @@ class Readiness(Value):
         """The lines of modprobe.d with this command and module."""
         known = self.module_settings or ()
         return tuple(s for s in known if (s.command, s.module) == (command, module))
+
+    def parameter(
+        self, command_line: str | None, module: str, name: str
+    ) -> tuple[ParameterSetting, ...]:
+        """All settings of a parameter, in the order in which the module gets them; the last counts.
+
+        modprobe reads its files, then the kernel command line (kmod_config_new in
+        libkmod-config.c). A module in the kernel has only the latter (parse_args in
+        kernel/params.c).
+        """
+        found = [
+            ParameterSetting(str(setting), one.value)
+            for setting in self.settings("options", module)
+            for one in parameters(setting.arguments, name)
+        ]
+        if self.module(module).state == "built-in":
+            why = f"{module} is built into the kernel, which does not read modprobe.d"
+            found = [replace(one, ignored=why) for one in found]
+        found += [
+            ParameterSetting(f"/proc/cmdline: {one.word}", one.value)
+            for one in parameters(command_line, f"{module}.{name}")
+        ]
+        return tuple(
+            one
+            if one.ignored or later is None
+            else replace(one, ignored=f"replaced by {later.place}")
+            for one, later in zip_longest(found, found[1:])
+        )
 
     def node(self, path: str) -> DeviceNode | None:
         """The device node at a path; None if it does not exist."""

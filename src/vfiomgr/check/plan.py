@@ -76,6 +76,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.driver_override, "driver-override"),
             reading(_READINESS, driver_rules.nouveau, "nouveau"),
             reading(_READINESS, driver_rules.taken_by_identifiers, "vfio-pci-ids"),
+            reading(_READINESS, driver_rules.ignored_options, "module-option-ignored"),
             reading(_READINESS, driver_rules.invalid_identifiers, "vfio-pci-ids-invalid"),
             reading(_READINESS, driver_rules.lost_race, "vfio-pci-ids-lost"),
             reading(_READINESS, driver_rules.left_out, "vfio-pci-ids-incomplete"),

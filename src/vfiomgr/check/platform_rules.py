@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, install_modules
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import (
     IOMMU_GROUPS,
@@ -116,7 +115,7 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
         )
         yield finding("interrupt-remapping", "ok", title, evidence, why)
         return
-    unsafe = _unsafe_interrupts(facts)
+    unsafe = _unsafe_interrupts(host, facts)
     severity: Severity = "warning" if unsafe else "blocker"
     title = "interrupts are not remapped" + (" (unsafe interrupts allowed)" if unsafe else "")
     consequence = "" if unsafe else ", so no guest can start with a device (EPERM)"
@@ -145,7 +144,7 @@ def _remapping(facts: Readiness) -> tuple[bool | None, tuple[str, ...]]:
     return (all(ecap & _ECAP_REMAPS for ecap in ecaps.values()) if ecaps else None), evidence
 
 
-def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
+def _unsafe_interrupts(host: HostSnapshot, facts: Readiness) -> tuple[str, ...]:
     """Evidence that VFIO is configured to allow unsafe interrupts."""
     name = "allow_unsafe_interrupts"
     module = facts.module("vfio_iommu_type1")
@@ -153,11 +152,9 @@ def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
     if value is not None:
         place = _PARAMETERS.format(module.name, name)
         return (f"{place}: {value}",) if value == "Y" else ()
-    return tuple(
-        str(option)
-        for option in facts.settings("options", module.name)
-        if any(one.value in {"1", "y", "Y"} for one in parameters(option.arguments, name))
-    )
+    settings = facts.parameter(host.kernel.command_line, module.name, name)
+    in_force = (one for one in settings if not one.ignored)
+    return tuple(one.place for one in in_force if one.value in {"", "1", "y", "Y"})
 
 
 def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:

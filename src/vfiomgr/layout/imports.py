@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, field
 
+from vfiomgr.check.model import ParameterSetting
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.host.kernel import parameters
@@ -458,19 +459,15 @@ def _goes_alone(course: _Course, devices: Sequence[PciDevice], source: str) -> b
 
 def _listed(course: _Course) -> Iterator[_Entry]:
     """The valid entries."""
-    found = [
-        ("the kernel command line", one.value)
-        for one in parameters(course.host.kernel.command_line, "vfio_pci.ids")
-    ]
-    if course.host.readiness is None:
+    line, facts = course.host.kernel.command_line, course.host.readiness
+    if facts is None:
         course.left.append("modprobe.d: not contained in the snapshot")
+        words = parameters(line, "vfio_pci.ids")[-1:]
+        found = [ParameterSetting("the kernel command line", one.value) for one in words]
     else:
-        found += [
-            (setting.source, one.value)
-            for setting in course.host.readiness.settings("options", "vfio_pci")
-            for one in parameters(setting.arguments, "ids")
-        ]
-    for source, ids in found:
+        found = list(facts.parameter(line, "vfio_pci", "ids"))
+    course.left += [f"{one.place}: {one.ignored}" for one in found if one.ignored]
+    for source, ids in ((one.place, one.value) for one in found if not one.ignored):
         for text, entry in parse_pci_ids(ids):
             what = f"{source}: vfio-pci.ids={text}"
             if entry is None:

@@ -210,6 +210,25 @@ def test_unsafe_interrupts_are_what_the_module_says_or_will_be_told(
 
 
 @pytest.mark.parametrize(
+    ("words", "options", "expected"),
+    [
+        ("vfio_iommu_type1.allow_unsafe_interrupts=1", None, "warning"),
+        ("vfio-iommu-type1.allow_unsafe_interrupts", None, "warning"),
+        ("vfio_iommu_type1.allow_unsafe_interrupts=0", "allow_unsafe_interrupts=1", "blocker"),
+        ("vfio_iommu_type1.allow_unsafe_interrupts=1", "allow_unsafe_interrupts=0", "warning"),
+        ("", "allow_unsafe_interrupts=1 allow_unsafe_interrupts=0", "blocker"),
+    ],
+)
+def test_unsafe_interrupts_are_those_of_the_last_setting(
+    words: str, options: str | None, expected: str
+) -> None:
+    line = ModuleSetting("/etc/modprobe.d/x.conf", "options", "vfio_iommu_type1", options or "")
+    known = facts(interrupt_chips=("IO-APIC",), module_settings=(line,) if options else ())
+    machine = host(readiness=known, kernel_command_line=words)
+    assert severity(machine, "interrupt-remapping") == expected
+
+
+@pytest.mark.parametrize(
     ("words", "known", "remedy"),
     [
         (
@@ -591,6 +610,82 @@ def options(ids: str) -> Readiness:
 
 
 TWIN = device("0000:05:00.0", iommu_group=5)
+
+
+def lines(*ids: str, state: Any = "available") -> Readiness:
+    """vfio-pci is given identifiers by several files of modprobe.d."""
+    settings = (
+        ModuleSetting(f"/etc/modprobe.d/{number}.conf", "options", "vfio_pci", f"ids={text}")
+        for number, text in enumerate(ids)
+    )
+    modules = (KernelModule("vfio_pci", state),)
+    return facts(modules=modules, module_settings=tuple(settings))
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "in_force", "ignored"),
+    [
+        (lines("10de:25b6"), "", ["10de:25b6"], []),
+        (lines("10de:25b6", "8086:1"), "", ["8086:1"], ["replaced by /etc/modprobe.d/1.conf"]),
+        (lines("10de:25b6"), "vfio-pci.ids=8086:1", ["8086:1"], ["replaced by /proc/cmdline"]),
+        (
+            lines(),
+            "vfio-pci.ids=1:2 vfio_pci.ids=8086:1",
+            ["8086:1"],
+            ["replaced by /proc/cmdline"],
+        ),
+        (lines("10de:25b6", state="built-in"), "", [], ["vfio_pci is built into the kernel"]),
+        (
+            lines("10de:25b6", state="built-in"),
+            "vfio-pci.ids=10de:25b6",
+            ["10de:25b6"],
+            ["vfio_pci is built into the kernel"],
+        ),
+    ],
+)
+def test_of_several_settings_of_a_parameter_the_last_is_in_force(
+    known: Readiness, words: str, in_force: list[str], ignored: list[str]
+) -> None:
+    settings = known.parameter(words, "vfio_pci", "ids")
+    assert [one.value for one in settings if not one.ignored] == in_force
+    reasons = [one.ignored for one in settings if one.ignored]
+    assert len(reasons) == len(ignored)
+    assert all(text.startswith(why) for text, why in zip(reasons, ignored, strict=True))
+
+
+def test_a_setting_without_effect_is_reported_with_what_replaces_it() -> None:
+    known = host(readiness=lines("10de:25b6", "8086:1521"))
+    finding = found(known, "module-option-ignored")
+    assert finding is not None
+    assert finding.summary == "ids=10de:25b6 of vfio_pci has no effect"
+    assert (
+        finding.evidence[1] == "replaced by /etc/modprobe.d/1.conf: options vfio_pci ids=8086:1521"
+    )
+    assert "keep one setting: options vfio_pci ids=10de:25b6,8086:1521" in finding.remedy
+    assert finding.remedy.endswith("vfiomgr bind --persist 0000:04:00.0")
+    assert severity(known, "vfio-pci-ids-lost") is None
+
+
+def test_a_builtin_module_gets_no_options_of_modprobe() -> None:
+    known = host(readiness=lines("10de:25b6", state="built-in"))
+    finding = found(known, "module-option-ignored")
+    assert finding is not None
+    assert "built into the kernel" in finding.evidence[1]
+    assert "add to the kernel command line: vfio-pci.ids=10de:25b6; then reboot" in finding.remedy
+    assert severity(known, "vfio-pci-ids-lost") is None
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (lines("10de:25b6", "10de:25b6"), ""),
+        (lines("10de:25b6", state="built-in"), "vfio-pci.ids=10de:25b6"),
+        (lines("10de:25b6"), ""),
+    ],
+)
+def test_a_repeated_setting_is_not_reported(known: Readiness, words: str) -> None:
+    machine = host(readiness=known, kernel_command_line=words)
+    assert severity(machine, "module-option-ignored") is None
 
 
 @pytest.mark.parametrize(
