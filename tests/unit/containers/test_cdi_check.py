@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, devices, edits, spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
 from tests.unit.devices import host_of, pci_device, with_facts
-from vfiomgr.containers.cdi.check import check, other_nodes
+from vfiomgr.containers.cdi.check import check, host_files, other_nodes
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.containers.cdi.rules import CONSUMERS, consumers_named
 from vfiomgr.errors import UsageError
@@ -216,3 +216,25 @@ def test_consumers_are_named_alone_or_by_family(name: str, count: int) -> None:
 def test_a_consumer_that_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown CDI consumer:"):
         consumers_named("docker")
+
+
+def test_mounts_and_hooks_of_missing_files_break_the_devices_of_a_file() -> None:
+    mount = {"hostPath": "/usr/lib/a.so.1", "containerPath": "/a"}
+    hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-ctk"}
+    file = etc(edits(mounts=[mount], hooks=[hook]))
+    assert host_files([file]) == {"/usr/lib/a.so.1", "/usr/bin/nvidia-ctk"}
+    known = {"/usr/bin/nvidia-ctk": True}
+    assert rules(check([file], CONSUMERS, host_of(), known)) == set(), "the other is unknown"
+    (found,) = check([file], CONSUMERS, host_of(), {**known, "/usr/lib/a.so.1": False}).findings
+    assert (found.rule, found.severity) == ("file-missing", "blocker")
+    assert "/usr/lib/a.so.1 does not exist" in found.summary
+    assert not found.breaks_all
+
+
+def test_a_name_with_a_digit_needs_a_newer_file_or_a_letter() -> None:
+    files = [etc(spec(cdiVersion="0.4.0", devices=devices(name))) for name in ("0", "a")]
+    (found,) = check(files[:1], consumers_named("podman-5.4")).findings
+    assert (
+        found.remedy == "write cdiVersion 0.5.0, or for older readers begin the name with a letter"
+    )
+    assert not check(files[1:], consumers_named("podman-5.4")).findings

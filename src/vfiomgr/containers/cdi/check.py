@@ -27,6 +27,7 @@ from vfiomgr.containers.cdi.rules import (
 )
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.guests.nodes import VFIO, NodeDevice, is_vfio_node, resolve
+from vfiomgr.listing import listed
 from vfiomgr.pci.model import is_address
 from vfiomgr.rules.runner import Report, RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
@@ -219,7 +220,11 @@ def _is_same(one: Specifications, other: Specifications) -> bool:
     return all(a == b and a.oddities == b.oddities for (_, a), (_, b) in pairs)
 
 
-_OF_ONE_DEVICE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})
+_NAMED = 3
+"""How many missing files a finding names."""
+_OF_ONE_DEVICE = frozenset(
+    {"stale", "leads-elsewhere", "node-missing", "file-missing", "not-plugged", "mediated"}
+)
 """Rules about one device, which do not affect others."""
 
 
@@ -255,6 +260,14 @@ def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
     edits = (edits for file in files for _, edits in read_file(file).all_edits())
     paths = (node.on_host for edit in edits for node in edit.device_nodes)
     return frozenset(path for path in paths if path.startswith("/dev/") and not is_vfio_node(path))
+
+
+def host_files(files: Iterable[CdiFile]) -> frozenset[str]:
+    """The files of the host that the files mount or run."""
+    edits = [edits for file in files for _, edits in read_file(file).all_edits()]
+    paths = [mount.host_path for edit in edits for mount in edit.mounts]
+    paths += [hook.path for edit in edits for hook in edit.hooks]
+    return frozenset(path for path in paths if path.startswith("/"))
 
 
 def _unchecked_nodes(context: Specifications) -> Iterator[str]:
@@ -345,6 +358,25 @@ def _unavailable(context: Specifications) -> Iterator[CdiFinding]:
                 yield from each.problem("node-missing", _path_of(place), what, remedy)
 
 
+def _without_files(context: Specifications) -> Iterator[CdiFinding]:
+    """Mounts and hooks of what does not exist: a container with them does not start."""
+    nodes = context.nodes or {}
+    for file, specification in context.pairs:
+        using = next((d.consumers for d in context.devices if d.file is file), ())
+        for path, edits in specification.all_edits():
+            named = [*(m.host_path for m in edits.mounts), *(h.path for h in edits.hooks)]
+            lost = [name for name in dict.fromkeys(named) if nodes.get(name) is False]
+            if lost and using:
+                what = (
+                    f"{listed(lost, _NAMED)} {'does' if len(lost) == 1 else 'do'} not exist on "
+                    "this host: containers with these mounts or hooks do not start"
+                )
+                again = "vfiomgr cdi generate --write" if file.is_own else "generate the file again"
+                remedy = f"{again} (after each update of the driver), or remove {file.path}"
+                found = fault("file-missing", specification.line(path), what, remedy)
+                yield from for_consumers(replace(found, subject=file.path), using)
+
+
 def _binding(device: CdiDevice, target: NodeDevice) -> str:
     """The command that makes a node available again, if there is one."""
     wanted = [function for function in target.functions if not function.is_bridge]
@@ -405,6 +437,7 @@ CDI_RULES: RuleSet[Specifications] = register(
             rule(_shadowed, "shadowed"),
             rule(_misnamed, "leads-elsewhere"),
             rule(_unavailable, "stale", "node-missing"),
+            rule(_without_files, "file-missing"),
             rule(_unplugged, "mediated", "not-plugged"),
             rule(_published_twice, "twice-published"),
         ),

@@ -203,16 +203,20 @@ def is_annotation_key(text: str) -> bool:
     return len(name) <= _MOST_OF_NAME and _NAME.fullmatch(name) is not None
 
 
+def digit_name(specification: CdiSpecification) -> str:
+    """The first name that begins with a digit, in words; empty without any."""
+    names = (device.name for device in specification.devices if device.name[:1].isdecimal())
+    return next((f"the name {name}, which begins with a digit," for name in names), "")
+
+
 def needs(specification: CdiSpecification) -> Iterator[tuple[Version, str]]:
     """The CDI versions that a specification needs (requiresV040 … in specs-go/version.go)."""
     yield Version(0, 3), "every specification"
     edits = [edits for _, edits in specification.all_edits()]
     if any(mount.type for edit in edits for mount in edit.mounts):
         yield Version(0, 4), "the type of a mount"
-    for device in specification.devices:
-        if device.name[:1].isdecimal():
-            yield Version(0, 5), f"the name {device.name}, which begins with a digit,"
-            break
+    if name := digit_name(specification):
+        yield Version(0, 5), name
     if any(node.host_path for edit in edits for node in edit.device_nodes):
         yield Version(0, 5), "hostPath of a device node"
     if specification.annotations or any(d.annotations for d in specification.devices):

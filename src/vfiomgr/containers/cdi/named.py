@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -23,11 +23,13 @@ from vfiomgr.containers.cdi.model import (
     NodeForm,
     OfferRequest,
 )
+from vfiomgr.containers.cdi.readers import READER_RULES, read_readers
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
 from vfiomgr.documents.text import STANDARD_INPUT, text_of
 from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath
+from vfiomgr.rules.runner import by_severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification
+    from vfiomgr.containers.cdi.rules import CdiFinding
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -181,10 +185,20 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     is_image = seen.pci_unlisted is not None
     nodes = _present_nodes(host, seen, found)
     report = judge.check(found, readers, None if is_image else seen, nodes)
+    if not is_image and host.snapshot is None and found and not files and consumer == ANY:
+        report = _with_readers(report, host.tree, found)
     if not is_image or not found:
         return report
     unread = f"whether the devices exist: {host.root} contains only files"
     return replace(report, unknown=(*report.unknown, unread))
+
+
+def _with_readers(report: CdiReport, tree: HostTree, files: tuple[CdiFile, ...]) -> CdiReport:
+    """Also whether the programs of the host read specifications at all."""
+    more = READER_RULES.run(read_readers(tree, files))
+    found = (*report.findings, *cast("Iterable[CdiFinding]", more.findings))
+    findings = tuple(sorted(found, key=by_severity))
+    return replace(report, findings=findings, unknown=(*report.unknown, *more.unknown))
 
 
 def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ...]]:
@@ -198,11 +212,16 @@ def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ..
 def _present_nodes(
     source: HostSource, host: HostSnapshot, files: Iterable[CdiFile]
 ) -> dict[str, bool] | None:
-    """Which nodes other than VFIO's exist; None without a host."""
+    """Which nodes other than VFIO's exist, and which mounted files; None without a host."""
     if source.snapshot is not None or host.pci_unlisted is not None:
         return None
     names = sorted(judge.other_nodes(files))
-    return {name: source.tree.exists(HostPath(os.path.normpath(name))) for name in names}
+    there = {name: source.tree.exists(HostPath(os.path.normpath(name))) for name in names}
+    for name in sorted(judge.host_files(files)):
+        path = HostPath(os.path.normpath(name))
+        if source.tree.exists(path.parent):  # else the tree may only be a part of a host
+            there[name] = source.tree.exists(path)
+    return there
 
 
 def _named_file(host: HostSource, path: str) -> CdiFile:

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from vfiomgr.containers.cdi.document import (
     FIRST,
     KEYS,
+    digit_name,
     is_annotation_key,
     is_device_name,
     is_part,
@@ -311,6 +312,8 @@ def _version(file: Reading) -> Iterator[CdiFinding]:
             if stated < needed <= min(library, _V_1_0):  # newer keys have findings of their own
                 what = f"{feature} needs cdiVersion {needed}, but the file has {version}"
                 remedy = f"write cdiVersion {needed}"
+                if feature == digit_name(file.spec):
+                    remedy += ", or for older readers begin the name with a letter"
                 yield from file.refused("version-too-low", path, what, remedy, comparing)
 
 

@@ -255,6 +255,16 @@ def imports_of(text: str) -> tuple[str, ...] | None:
     return tuple(p for p in found if isinstance(p, str) and p.isprintable())
 
 
+def enabled_cdi(texts: Iterable[str]) -> bool | None:
+    """Read enable_cdi of containerd, as the last file sets it; None if none does."""
+    found = None
+    for _, document in _parsed(("", text) for text in texts)[0]:
+        for place in _CONTAINERD:
+            flag = _table(document, place[:2]).get("enable_cdi")
+            found = flag if isinstance(flag, bool) else found
+    return found
+
+
 def _parsed(
     files: Iterable[tuple[str, str]], *, is_unsure: bool = False
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[UnreadFile]]:

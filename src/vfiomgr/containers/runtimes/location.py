@@ -245,10 +245,17 @@ def read_version(tree: HostTree, name: ProgramName) -> Version | None:
     return Version(2, 0) if is_new else Version(1, 7)
 
 
+def version_of(tree: HostTree, program: str, packages: Iterable[str]) -> Version | None:
+    """The version that a program prints with --version, or that of its package in the tree."""
+    if not tree.runs_programs:
+        return packaged(tree, packages)
+    told = tree.run((program, "--version"), _SECONDS)
+    return None if told is None else _version_in(told)
+
+
 def _told_version(tree: HostTree, name: ProgramName) -> Version | None:
     """The version that the program itself prints; for k3s and rke2 that of Kubernetes."""
-    told = tree.run((_PROGRAMS[name], "--version"), _SECONDS) if tree.runs_programs else None
-    return None if told is None else _version_in(told)
+    return version_of(tree, _PROGRAMS[name], ()) if tree.runs_programs else None
 
 
 def _version_in(text: str) -> Version | None:

@@ -1,0 +1,298 @@
+"""The programs of a host that read CDI specifications: whether they read them at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.cdi.check import other_nodes
+from vfiomgr.containers.cdi.model import STATIC
+from vfiomgr.containers.cdi.rules import CdiFinding
+from vfiomgr.containers.runtimes import location
+from vfiomgr.containers.runtimes.handlers import enabled_cdi, imports_of, read_containerd
+from vfiomgr.diagnostic import as_remedies
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath
+from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.units import Version
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.cdi.model import CdiFile
+    from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.host.tree import HostTree
+
+_TITLES = {"podman": "Podman", "crio": "CRI-O", "docker": "Docker", "containerd": "containerd"}
+_SINCE = {
+    "podman": Version(4, 1),
+    "crio": Version(1, 23),
+    "docker": Version(25, 0),
+    "containerd": Version(1, 7),
+}
+"""The first releases that read CDI specifications."""
+_WITHOUT_STATIC = {"podman": Version(4, 3), "crio": Version(1, 26)}
+"""From these on /run/cdi is read without /etc/cdi (CDI 0.5.1, PR 79; go.mod at the tags)."""
+_DOCKER_ON = Version(28, 2)
+"""From here on Docker has CDI without features.cdi (moby/moby#49963)."""
+_CONTAINERD_ON = Version(2, 0)
+"""From here on enable_cdi is true by default (internal/cri/config/config_unix.go)."""
+_CAPABILITIES = HostPath("/proc/driver/nvidia/capabilities")
+_MINOR = expression(r"DeviceFileMinor:\s*(\d+)")
+_GPU_NODE = expression(r"/dev/nvidia\d+")
+_OTHERS_READ, _OTHERS_ENTER = 0o004, 0o001
+
+
+class DockerSettings(Value):
+    """What a configuration of Docker sets."""
+
+    path: str
+    has_cdi: bool | None
+    """features.cdi; None if it is not set."""
+    has_directories: bool
+    """Whether cdi-spec-dirs is set."""
+    is_rootless: bool
+
+
+class Readers(Value):
+    """What decides whether the programs of a host read its specifications."""
+
+    versions: Mapping[str, Version]
+    """Those of installed programs, as far as known."""
+    has_static: bool
+    """Whether /etc/cdi exists."""
+    docker: tuple[DockerSettings, ...] = ()
+    containerd: tuple[tuple[str, bool | None], ...] = ()
+    """Each main file of a containerd that runs pods, and its enable_cdi; None if it is not set."""
+    has_other_nodes: bool = True
+    """Whether a device has a node that is not of VFIO; Kata reads those of VFIO itself."""
+    mig_nodes: tuple[str, ...] = ()
+    """The nodes of the existing compute instances of MIG."""
+    files: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Each file, and the device nodes in it."""
+    closed: tuple[str, ...] = ()
+    """Files and directories that only their owner reads."""
+
+
+def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
+    """The facts about the programs of a host that has specifications."""
+    programs: tuple[ProgramName, ...] = ("crio", "docker", "containerd")
+    found: dict[str, Version | None] = {n: location.read_version(tree, n) for n in programs}
+    found["podman"] = location.version_of(tree, "podman", ("podman",))
+    versions = {name: version for name, version in found.items() if version is not None}
+    return Readers(
+        versions,
+        tree.exists(STATIC),
+        tuple(_docker(tree, is_installed="docker" in versions)),
+        tuple(_containerd(tree)),
+        bool(other_nodes(files)),
+        tuple(_mig_nodes(tree)),
+        tuple((file.path, other_nodes([file])) for file in files),
+        tuple(_closed(tree, files)),
+    )
+
+
+def _docker(tree: HostTree, *, is_installed: bool) -> Iterator[DockerSettings]:
+    main = location.main_file("docker")
+    rootless = location.rootless_files(tree)
+    paths = [main] if is_installed or tree.exists(main) else []
+    for path in (*paths, *rootless):
+        text = tree.read_text(path) if tree.exists(path) else "{}"
+        try:
+            data: Any = json.loads(text or "")
+        except ValueError:
+            continue
+        data = data if isinstance(data, dict) else {}
+        features = data.get("features")
+        flag = features.get("cdi") if isinstance(features, dict) else None
+        has_directories = bool(data.get("cdi-spec-dirs"))
+        is_set = flag if isinstance(flag, bool) else None
+        yield DockerSettings(path, is_set, has_directories, path in rootless)
+
+
+def _containerd(tree: HostTree) -> Iterator[tuple[str, bool | None]]:
+    """Without CRI, containerd serves Docker, which reads CDI itself."""
+    main = location.main_file("containerd")
+    if not tree.exists(main):
+        return
+
+    def imports(path: HostPath) -> tuple[str, ...]:
+        return imports_of(tree.read_text(path) or "") or ()
+
+    version = location.read_version(tree, "containerd")
+    paths = (main, *location.imported(tree, main, imports, version).paths)
+    files = [(path, tree.read_text(path) or "") for path in paths]
+    facts = read_containerd(files)
+    if facts.is_known and not facts.disabling:
+        yield main, enabled_cdi(text for _, text in files)
+
+
+def _mig_nodes(tree: HostTree) -> Iterator[str]:
+    """Their minor numbers are in gpuN/mig/giN/ciN/access (NVIDIA's MIG user guide)."""
+    for gpu in tree.children(_CAPABILITIES):
+        for instance in tree.children(_CAPABILITIES / gpu / "mig"):
+            place = _CAPABILITIES / gpu / "mig" / instance
+            for compute in tree.children(place):
+                said = _MINOR.search(tree.read_text(place / compute / "access") or "")
+                if compute.startswith("ci") and said is not None:
+                    yield f"/dev/nvidia-caps/nvidia-cap{said[1]}"
+
+
+def _closed(tree: HostTree, files: tuple[CdiFile, ...]) -> Iterator[str]:
+    for file in files:
+        path = HostPath(file.path)
+        for place, bit in ((path.parent, _OTHERS_ENTER), (path, _OTHERS_READ)):
+            status = tree.status(place)
+            if status is not None and not status.st_mode & bit:
+                yield place
+
+
+def _finding(rule_id: str, subject: str, program: str, what: str, *remedies: str) -> CdiFinding:
+    ways, who = as_remedies(remedies), (program or "all",)
+    return CdiFinding(rule_id, "warning", subject, what, remedies=ways, consumers=who)
+
+
+def _named(facts: Readers, name: str) -> str:
+    return f"{_TITLES[name]} {facts.versions[name]}"
+
+
+def _too_old(facts: Readers) -> Iterator[CdiFinding]:
+    """Programs without CDI."""
+    for name, since in _SINCE.items():
+        version = facts.versions.get(name)
+        is_unused = name == "containerd" and not (facts.containerd and facts.has_other_nodes)
+        if version is None or version >= since or is_unused:
+            continue
+        program, is_tool = _named(facts, name), name in ("podman", "docker")
+        yield _finding(
+            "reader-too-old",
+            STATIC,
+            program,
+            f"{program} reads no CDI specifications; {_TITLES[name]} does from {since} on",
+            f"upgrade it to {since} or later",
+            "for NVIDIA's GPUs use nvidia-container-runtime in its mode cdi" if is_tool else "",
+        )
+
+
+def _without_static(facts: Readers) -> Iterator[CdiFinding]:
+    """CDI before 0.5.1 reads no directory if one is missing."""
+    for name, since in _WITHOUT_STATIC.items():
+        version = facts.versions.get(name)
+        if version is None or facts.has_static or not _SINCE[name] <= version < since:
+            continue
+        program = _named(facts, name)
+        yield _finding(
+            "reader-directory",
+            STATIC,
+            program,
+            f"{STATIC} does not exist, so {program} reads no specification, those in /run/cdi too",
+            f"create it: mkdir {STATIC}",
+            f"upgrade {_TITLES[name]} to {since} or later",
+        )
+
+
+def _docker_off(facts: Readers) -> Iterator[CdiFinding]:
+    version = facts.versions.get("docker")
+    if version is None or version < _SINCE["docker"]:
+        return
+    for each in facts.docker:
+        program = _named(facts, "docker")
+        who = f"the rootless {program} of this file" if each.is_rootless else program
+        if each.has_cdi is False or (each.has_cdi is None and version < _DOCKER_ON):
+            default = "sets it to false" if each.has_cdi is False else "does not set it"
+            yield _finding(
+                "reader-not-enabled",
+                each.path,
+                program,
+                f"CDI is off in {who}: {each.path} {default} (features.cdi, needed before "
+                f"{_DOCKER_ON}), so it finds no 'device driver \"cdi\"'",
+                f'set "features": {{"cdi": true}} in {each.path}, then restart this Docker',
+            )
+        if each.is_rootless and not each.has_directories:
+            home = HostPath(each.path).parent.parent
+            yield _finding(
+                "reader-directory",
+                each.path,
+                program,
+                f"{who} may not see {STATIC} and /run/cdi: rootlesskit gives it directories /etc "
+                "and /run of its own",
+                f'copy the specification to {home}/cdi, and set "cdi-spec-dirs": ["{home}/cdi"] in '
+                f"{each.path}",
+            )
+
+
+def _containerd_off(facts: Readers) -> Iterator[CdiFinding]:
+    version = facts.versions.get("containerd")
+    if version is None or version < _SINCE["containerd"] or not facts.has_other_nodes:
+        return
+    for path, is_enabled in facts.containerd:
+        if is_enabled is False or (is_enabled is None and version < _CONTAINERD_ON):
+            program = _named(facts, "containerd")
+            yield _finding(
+                "reader-not-enabled",
+                path,
+                program,
+                f"CDI is off in {program}: {path} does not set enable_cdi to true, so pods that "
+                "request devices by CDI silently get none",
+                f"set enable_cdi = true in the table of CRI in {path}, then restart containerd",
+            )
+
+
+def _not_for_users(facts: Readers) -> Iterator[CdiFinding]:
+    """Files that a program without root's rights cannot read."""
+    is_rootless = any(each.is_rootless for each in facts.docker)
+    program = "rootless Podman" if "podman" in facts.versions else "rootless Docker"
+    if not facts.closed or not (is_rootless or "podman" in facts.versions):
+        return
+    paths = dict.fromkeys(facts.closed)
+    yield _finding(
+        "reader-permissions",
+        facts.closed[0],
+        program,
+        f"users cannot read {', '.join(paths)}, so {program} finds no device there (root's does)",
+        "if users run containers with these devices, make it readable: chmod a+rX "
+        f"{' '.join(paths)}",
+    )
+
+
+def _without_mig(facts: Readers) -> Iterator[CdiFinding]:
+    """Specifications of whole GPUs that lack existing instances of MIG."""
+    known = frozenset().union(*(nodes for _, nodes in facts.files))
+    missing = [node for node in facts.mig_nodes if node not in known]
+    whole = [path for path, nodes in facts.files if any(map(_GPU_NODE.fullmatch, nodes))]
+    if missing and whole:
+        count = f"{len(missing)} MIG {'instance' if len(missing) == 1 else 'instances'}"
+        yield _finding(
+            "mig-missing",
+            whole[0],
+            "",
+            f"{count} of this host {'is' if len(missing) == 1 else 'are'} in no specification "
+            f"({missing[0]}): the MIG layout was changed after {whole[0]} was generated",
+            f"generate it again after each change: nvidia-ctk cdi generate --output={whole[0]}, or "
+            "systemctl start nvidia-cdi-refresh",
+        )
+
+
+def _unknown_versions(facts: Readers) -> Iterator[str]:
+    unset = [path for path, is_enabled in facts.containerd if is_enabled is None]
+    if unset and "containerd" not in facts.versions and facts.has_other_nodes:
+        yield f"whether CDI is on in containerd: no enable_cdi in {unset[0]}, no known version"
+
+
+READER_RULES: RuleSet[Readers] = register(
+    RuleSet(
+        "the programs that read CDI specifications",
+        rules=(
+            rule(_too_old, "reader-too-old"),
+            rule(_without_static, "reader-directory"),
+            rule(_docker_off, "reader-not-enabled", "reader-directory"),
+            rule(_containerd_off, "reader-not-enabled"),
+            rule(_not_for_users, "reader-permissions"),
+            rule(_without_mig, "mig-missing"),
+        ),
+        unknown=(_unknown_versions,),
+        host=lambda facts: facts,
+    )
+)

@@ -1,0 +1,111 @@
+"""Whether the programs of a host read CDI specifications at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.containers.cdi.readers import READER_RULES, DockerSettings, Readers, read_readers
+from vfiomgr.host.tree import HostTree
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAIN = "/etc/docker/daemon.json"
+USER = "/home/u/.config/docker/daemon.json"
+TOML = "/etc/containerd/config.toml"
+OFF, OLD, PLACE = "reader-not-enabled", "reader-too-old", "reader-directory"
+
+
+def docker(flag: str = "", path: str = MAIN, *, directories: bool = False) -> DockerSettings:
+    """The settings of a file with a value of features.cdi, or none."""
+    return DockerSettings(path, flag == "on" if flag else None, directories, path == USER)
+
+
+def found(versions: dict[str, str], **facts: Any) -> list[str]:
+    known = {name: Version.parse(text) for name, text in versions.items()}
+    readers = Readers(known, facts.pop("has_static", True), **facts)
+    return [each.rule for each in READER_RULES.find(readers)]
+
+
+@pytest.mark.parametrize(
+    ("versions", "facts", "rules"),
+    [
+        ({"podman": "3.4"}, {}, [OLD]),
+        ({"podman": "4.1"}, {}, []),
+        ({"podman": "4.2", "crio": "1.25.1"}, {"has_static": False}, [PLACE, PLACE]),
+        ({"podman": "4.3", "crio": "1.26"}, {"has_static": False}, []),
+        ({"crio": "1.22"}, {"has_static": False}, [OLD]),
+        ({"docker": "24.0"}, {"docker": (docker(),)}, [OLD]),
+        ({"docker": "25.0"}, {"docker": (docker(),)}, [OFF]),
+        ({"docker": "28.1"}, {"docker": (docker("on"),)}, []),
+        ({"docker": "28.2"}, {"docker": (docker(),)}, []),
+        ({"docker": "28.2"}, {"docker": (docker("off"),)}, [OFF]),
+        ({"docker": "28.2"}, {"docker": (docker("", USER),)}, [PLACE]),
+        ({"docker": "27.0"}, {"docker": (docker("on", USER, directories=True),)}, []),
+        ({}, {"docker": (docker(),)}, []),
+        ({"containerd": "1.7.20"}, {"containerd": ((TOML, None),)}, [OFF]),
+        ({"containerd": "1.7.20"}, {"containerd": ((TOML, True),)}, []),
+        ({"containerd": "2.0"}, {"containerd": ((TOML, None),)}, []),
+        ({"containerd": "2.0"}, {"containerd": ((TOML, False),)}, [OFF]),
+        ({"containerd": "1.6"}, {"containerd": ((TOML, None),)}, [OLD]),
+        ({"containerd": "1.6"}, {}, []),
+        ({"containerd": "1.7"}, {"containerd": ((TOML, None),), "has_other_nodes": False}, []),
+        ({"podman": "5.0"}, {"closed": ("/etc/cdi",)}, ["reader-permissions"]),
+        ({"crio": "1.30"}, {"closed": ("/etc/cdi",)}, []),
+        (
+            {},
+            {"mig_nodes": ("/c/12",), "files": (("a", frozenset({"/dev/nvidia0"})),)},
+            ["mig-missing"],
+        ),
+        (
+            {},
+            {"mig_nodes": ("/c/12",), "files": (("a", frozenset({"/dev/nvidia0", "/c/12"})),)},
+            [],
+        ),
+        ({}, {"mig_nodes": ("/c/12",), "files": (("a", frozenset({"/dev/kfd"})),)}, []),
+    ],
+)
+def test_what_a_program_needs_depends_on_its_release(
+    versions: dict[str, str], facts: dict[str, Any], rules: list[str]
+) -> None:
+    assert found(versions, **facts) == rules
+
+
+def test_the_facts_are_read_from_the_files_of_the_host(tmp_path: Path) -> None:
+    def write(path: str, text: str, mode: int = 0o644) -> None:
+        place = tmp_path / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(mode)
+
+    tree = HostTree(str(tmp_path))
+    file = CdiFile("/etc/cdi/a.yaml", "kind: a/b\n")
+    assert read_readers(tree, (file,)) == Readers(
+        {}, has_static=False, has_other_nodes=False, files=((file.path, frozenset()),)
+    )
+    write("/etc/cdi/a.yaml", "", 0o600)
+    write(MAIN, '{"features": {"cdi": true}}')
+    write("/home/u/.config/systemd/user/docker.service", "")
+    write(TOML, 'version = 2\nimports = ["conf.d/*.toml"]\n')
+    write("/etc/containerd/conf.d/a.toml", "[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi=true")
+    capability = "/proc/driver/nvidia/capabilities/gpu0/mig/gi1"
+    write(f"{capability}/access", "DeviceFileMinor: 11\n")
+    write(f"{capability}/ci0/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\n")
+    facts = read_readers(tree, (file,))
+    assert [(each.path, each.has_cdi, each.is_rootless) for each in facts.docker] == [
+        (MAIN, True, False),
+        (USER, None, True),
+    ]
+    assert facts.closed == ("/etc/cdi/a.yaml",)
+    assert facts.mig_nodes == ("/dev/nvidia-caps/nvidia-cap12",)
+    assert facts.containerd == ((TOML, True),)
+    write(TOML, "version = 2\n")
+    assert read_readers(tree, (file,)).containerd == ((TOML, None),), "it is not imported"
+    write(TOML, 'disabled_plugins = ["cri"]\n')
+    assert read_readers(tree, (file,)).containerd == (), "it only serves Docker"
+    write(MAIN, "{")
+    assert [each.path for each in read_readers(tree, (file,)).docker] == [USER]
