@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import command_line, rebuild_initramfs
+from vfiomgr.check.model import add_line, command_line
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards
@@ -178,7 +178,7 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     ]
     shown = (f"{d} {_sign(d)}" for d in displays)
     file = "/etc/modprobe.d/blacklist-nouveau.conf"
-    blacklisting = f"add `blacklist nouveau` to {file}, {rebuild_initramfs(host, file)}, and reboot"
+    blacklisting = add_line(host, "blacklist nouveau", file)
     yield finding(
         "nouveau",
         "warning",

@@ -21,7 +21,7 @@ from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address, pci_device
-from vfiomgr.persistence.facts import has_sdbootutil, read_manager
+from vfiomgr.persistence.facts import RELEASES, has_sdbootutil, read_manager, read_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
-_RELEASES = ("/etc/os-release", "/usr/lib/os-release")
 _PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _TOOLS = (
     "proxmox-boot-tool",
@@ -56,7 +55,7 @@ of rEFInd."""
 
 def read_distribution(tree: HostTree) -> Distribution | None:
     """Read os-release(5); None if the host has none."""
-    text = next((t for place in _RELEASES if (t := text_of(tree, place))), None)
+    text = next((t for place in RELEASES if (t := text_of(tree, place))), None)
     if text is None:
         return None
     fields = {
@@ -77,9 +76,7 @@ def read_distribution(tree: HostTree) -> Distribution | None:
 
 def _managers(tree: HostTree) -> Iterator[str]:
     """What deploys the boot files of this host; the same program may be installed on others."""
-    manager = read_manager(tree)
-    if manager is not None:
-        yield manager
+    yield from filter(None, (read_system(tree), read_manager(tree)))
     if has_sdbootutil(tree):
         yield "sdbootutil"
 

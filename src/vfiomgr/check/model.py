@@ -16,6 +16,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.model import COMMANDS
+from vfiomgr.persistence.systems import SYSTEMS, why_lost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ def _width_of(cap: int) -> int:
 
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
 _COMMAND_LINE = {  # the first that is there
+    **{name: system.command_line for name, system in SYSTEMS.items()},
     "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
     "bootc": "add WORD to kargs in /usr/lib/bootc/kargs.d/vfiomgr.toml when its image is built",
     "sdbootutil": "edit /etc/kernel/cmdline, then run sdbootutil update-all-entries",
@@ -286,7 +288,25 @@ def _command_line(distribution: Distribution) -> str | None:
     return _first(_COMMAND_LINE, distribution)
 
 
-def rebuild_initramfs(host: HostSnapshot, file: str) -> str:
+def add_line(host: HostSnapshot, line: str, file: str) -> str:
+    """How to add a line of modprobe.d, to this file where the system reads it."""
+    if why_lost(host.files):
+        system = SYSTEMS.get(host.files.system)
+        how = "" if system is None else system.line
+        return (how or "add `{line}` to modprobe.d in what the host boots from").format(line=line)
+    return f"add `{line}` to {file}, {_rebuild_initramfs(host, file)}, and reboot"
+
+
+def load_at_boot(host: HostSnapshot, module: str) -> str:
+    """How to load a module now and at each boot."""
+    if why_lost(host.files):
+        system = SYSTEMS.get(host.files.system)
+        how = "" if system is None else system.module
+        return (how or "run modprobe {module} after each boot").format(module=module)
+    return f"run modprobe {module}, and write {module} to /etc/modules-load.d/{module}.conf"
+
+
+def _rebuild_initramfs(host: HostSnapshot, file: str) -> str:
     """How to include a file of modprobe.d, which was just named, in the initramfs."""
     if host.files.initramfs is None or not host.files.initramfs.is_known:
         return "rebuild the initramfs"

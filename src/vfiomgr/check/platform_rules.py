@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import command_line, install_modules
+from vfiomgr.check.model import add_line, command_line, install_modules, load_at_boot
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import (
@@ -166,9 +166,11 @@ def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
         return f"boot a kernel with CONFIG_IRQ_REMAP (not set in {facts.config_source})"
     if facts.dmar_flags is not None and not facts.dmar_flags & _DMAR_REMAPS:
         return "enable interrupt remapping in the firmware setup (the DMAR table disables it)"
+    option = "options vfio_iommu_type1 allow_unsafe_interrupts=1"
+    unsafe = add_line(host, option, "/etc/modprobe.d/vfio_iommu_type1.conf")
     return (
         "check dmesg for remapping, and enable it in the firmware setup; if all guests are "
-        "trusted, add to /etc/modprobe.d: options vfio_iommu_type1 allow_unsafe_interrupts=1"
+        f"trusted, {unsafe}"
     )
 
 
@@ -343,7 +345,7 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         yield finding("iommufd", "ok", title, (*shown, *cdevs), why)
     elif module.state == "available":
         title = "this kernel has iommufd, but the module is not loaded"
-        fix = "run modprobe iommufd, and write iommufd to /etc/modules-load.d/iommufd.conf"
+        fix = load_at_boot(host, "iommufd")
         why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them if {IOMMU_NODE} exists"
         yield finding("iommufd", "info", title, (*_option(facts, "IOMMUFD"), *cdevs), why, fix)
 

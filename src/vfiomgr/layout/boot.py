@@ -39,6 +39,7 @@ from vfiomgr.persistence.installed_layout import (
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
 from vfiomgr.persistence.steps import ReplaceFile, bindings, replaced
+from vfiomgr.persistence.systems import lost_rules
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 
@@ -78,6 +79,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     services = _services(host, request)
     before = _without_own_rules(host)
     rules = _rules(host, before, request)
+    refuse_if_any(lost_rules(host, rules.targets))
     kept = persistence_plan.exchange(
         host, rules.wanted, request.program, rebuild=request.update_initramfs
     )

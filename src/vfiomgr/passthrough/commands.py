@@ -31,7 +31,7 @@ from vfiomgr.passthrough.named import (
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.named import persisted, program_for_units
+from vfiomgr.persistence.named import keeps_files, persisted, program_for_units
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,
@@ -153,7 +153,7 @@ def _tell_undo(session: Session, request: steps.Bind) -> None:
     group = " --with-group" if request.with_group else ""
     forget = " --forget" if request.persist else ""
     note(f"undo with: vfiomgr unbind {names}{group}{forget}")
-    if not request.persist and not is_kept(session, request.addresses):
+    if not (request.persist or is_kept(session, request.addresses)) and keeps_files(session):
         note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
 

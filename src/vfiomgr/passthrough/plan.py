@@ -28,6 +28,7 @@ from vfiomgr.pci.slots import chipset_role
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
+from vfiomgr.persistence.systems import lost_rules, why_lost
 from vfiomgr.snapshot.hardware import gets_group_late
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def reasons_to_refuse(
     is_pinned = request.reset_method is not None or request.no_d3cold
     if is_pinned or any(one.override not in request.allow for one in later):
         return found
-    if all(host.files.binding(device.address) is not None for device in targets):
+    is_in_place = all(host.files.binding(device.address) is not None for device in targets)
+    if is_in_place or why_lost(host.files):
         return found
     way = Remedy("bind it at the next boot: ", Option("at-boot", _command(request)))
     return [replace(one, remedies=(*one.remedies, way)) if one in ending else one for one in found]
@@ -131,7 +133,7 @@ def plan_bind(
         *guards.taking(host, moving),
         *guards.foreign_members(host, targets, request, going),
         *reset.diagnostics(host, named, request),
-        *(installed_layout.diagnostics(host, targets) if request.persist else ()),
+        *(_against_rules(host, targets) if request.persist else ()),
     ]
     refuse_if_any(reasons_to_refuse(host, request, targets, found), request.allow)
     staying = [device for device in targets if device not in moving]
@@ -165,6 +167,12 @@ def plan_bind(
         alternatives=() if request.with_group else _alone(host, named, moving),
         already=(*_already(request, staying, repinned), *kept.already),
     )
+
+
+def _against_rules(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """The reasons against rules that apply at each boot."""
+    yield from installed_layout.diagnostics(host, targets)
+    yield from lost_rules(host, targets)
 
 
 def _already(

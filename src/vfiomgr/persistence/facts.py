@@ -25,6 +25,7 @@ from vfiomgr.persistence.model import (
     is_rule_file,
     parse_rule,
 )
+from vfiomgr.persistence.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,11 +34,24 @@ if TYPE_CHECKING:
     from vfiomgr.persistence.model import Manager, PersistedBinding
 
 _SYSTEMD = HostPath("/run/systemd/system")
+RELEASES = (HostPath("/etc/os-release"), HostPath("/usr/lib/os-release"))
 
 
 def read_facet(tree: HostTree) -> FileFacts:
     """Read the facet."""
-    return FileFacts(read_files(tree), read_nodes(tree), read_initramfs(tree), has_systemd(tree))
+    return FileFacts(
+        read_files(tree),
+        read_nodes(tree),
+        read_initramfs(tree),
+        has_systemd(tree),
+        read_system(tree),
+        read_unkept(tree),
+    )
+
+
+def read_keeping(tree: HostTree) -> FileFacts:
+    """Read only whether files in /etc are kept."""
+    return FileFacts(system=read_system(tree), unkept=read_unkept(tree))
 
 
 def read_named(tree: HostTree, paths: Iterable[str]) -> FileFacts:
@@ -88,6 +102,50 @@ def list_nodes(tree: HostTree) -> list[HostPath]:
 def has_systemd(tree: HostTree) -> bool:
     """Whether systemd runs the host (sd_booted(3))."""
     return tree.exists(_SYSTEMD)
+
+
+_MARKS = {
+    "/etc/harvester-release.yaml": "harvester",
+    "/etc/unraid-version": "unraid",
+    "/usr/bin/midclt": "truenas",
+}
+"""Files of systems whose os-release has the ID of another."""
+_IDENTIFIER = expression(r"""^ID=["']?([^"'\s]+)""", re.MULTILINE)
+_IN_MEMORY = frozenset({"ramfs", "rootfs", "tmpfs"})
+_UPPER = expression(r"(?:^|,)upperdir=([^,]+)")
+
+
+def read_system(tree: HostTree) -> str:
+    """The key in SYSTEMS; empty for others."""
+    marked = next((name for file, name in _MARKS.items() if tree.exists(HostPath(file))), "")
+    texts = (tree.read_text(HostPath(place)) for place in RELEASES)
+    match = _IDENTIFIER.search(next(filter(None, texts), ""))
+    return marked or (match[1] if match is not None and match[1] in SYSTEMS else "")
+
+
+def read_unkept(tree: HostTree) -> str:
+    """What shows that files in /etc are lost: a mount that is read-only or in memory.
+
+    The changes of an overlay are in its upper directory, if that is visible.
+    """
+    lines = (line.split() for line in (tree.read_text(_MOUNTS) or "").splitlines())
+    mounts = [(HostPath(f[1]), f[2], f[3]) for f in lines if len(f) >= _MOUNT_FIELDS]
+    point, kind, options = _mount_of(RULES, mounts)
+    upper = _UPPER.search(options)
+    if "ro" in options.split(","):
+        return f"{_MOUNTS}: {point} is read-only"
+    if kind == "overlay" and upper is not None:
+        point, kind, _ = _mount_of(HostPath(upper[1]), mounts)
+    return f"{_MOUNTS}: {point} is in memory ({kind})" if kind in _IN_MEMORY else ""
+
+
+_MOUNT_FIELDS = 4
+
+
+def _mount_of(path: HostPath, mounts: Iterable[tuple[HostPath, str, str]]) -> tuple[str, str, str]:
+    """The last mount at the nearest directory above: where, its type and options."""
+    above = [m for m in mounts if path == m[0] or path.startswith(f"{m[0].rstrip('/')}/")]
+    return max(reversed(above), key=lambda mount: len(mount[0]), default=("", "", ""))
 
 
 _STORAGE, _NETWORK, _DISPLAY, _USB = "01", "02", "03", "0c03"

@@ -418,7 +418,11 @@ def _contents(bindings: Iterable[PersistedBinding]) -> tuple[str, str]:
     return files, " ".join(sorted({binding.module for binding in kept}))
 
 
-class FileFacts(Value, dict=True, rename={"texts": "files"}):
+class FileFacts(
+    Value,
+    dict=True,
+    rename={"texts": "files", "system": "settings_system", "unkept": "unkept_files"},
+):
     """What persists across reboots, and the owners of nodes."""
 
     texts: tuple[TextFile, ...] = ()
@@ -427,6 +431,10 @@ class FileFacts(Value, dict=True, rename={"texts": "files"}):
     initramfs: Initramfs | None = None
     """None if no supported tool is installed."""
     has_systemd: bool = False
+    system: str = ""
+    """A key of SYSTEMS; empty for systems that keep their settings in /etc."""
+    unkept: str = ""
+    """What shows that files in /etc cannot be written, or are lost at a reboot."""
 
     @cached_property
     def bindings(self) -> tuple[PersistedBinding, ...]:

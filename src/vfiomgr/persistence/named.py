@@ -14,9 +14,10 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.host.owners import NodeOwner, weakness
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
-from vfiomgr.persistence.facts import has_systemd
+from vfiomgr.persistence.facts import has_systemd, read_keeping
 from vfiomgr.persistence.installed_layout import of_layout
 from vfiomgr.persistence.model import require_plain
+from vfiomgr.persistence.systems import why_lost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def _driver_now(host: HostSnapshot, address: PciAddress) -> str | None:
 _MODULE = ("-I", "-m", "vfiomgr")
 _ASK = "import json, sys, vfiomgr; print(json.dumps([vfiomgr.__file__, sys.prefix, sys.path]))"
 _SECONDS = 30
+
+
+def keeps_files(host: HostSource) -> bool:
+    """Whether what is written to /etc lasts, as far as is known."""
+    return not why_lost(read_keeping(host.tree))
 
 
 def program_for_units(host: HostSource) -> str | None:

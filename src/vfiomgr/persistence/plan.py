@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
@@ -43,6 +43,7 @@ from vfiomgr.persistence.steps import (
     bindings,
     replaced,
 )
+from vfiomgr.persistence.systems import lost_rules, why_lost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ def part_of_bind(
         who = f"a QEMU that {request.owner.name} runs"
         notes += (f"{who} also opens {IOMMU_NODE}: give access to it with a udev rule",)
     if not request.persist:
-        if access:
+        if access and not why_lost(host.files):
             notes += ("the owner is set until the next unbind; keep it with --persist",)
         return Part(access, notes)
     wanted = bindings(host)
@@ -165,6 +166,7 @@ def plan_import(host: HostSnapshot, request: ImportDriverctl) -> Plan:
         choice = LoadModule(entry.driver, entry.driver)
         wanted[entry.address] = binding_for(host, device, choice, None)
         taken.append(entry)
+    refuse_if_any(lost_rules(host, [present[entry.address] for entry in taken]) if taken else ())
     part = exchange(host, wanted, request.program, rebuild=request.update_initramfs)
     removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
     return Plan(
