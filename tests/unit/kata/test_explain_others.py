@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.kata_breaks import breaks
-from tests.unit.kata_nodes import CONTAINERD, CRIO, HANDLER, SHIMS, KataNode
+from tests.unit.kata_nodes import (
+    CONFIGURATION,
+    CONTAINERD,
+    CRIO,
+    GROUP,
+    HANDLER,
+    SHIMS,
+    KataNode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,3 +189,29 @@ def test_a_handler_of_containerd_needs_a_type(
     node.publish()
     node.change(CONTAINERD, '  runtime_type = "io.containerd.kata-vfio.v2"\n', "")
     assert ids(explain()[1]) == ["kata-handler-no-type"]
+
+
+@pytest.mark.parametrize(
+    ("count", "version", "params", "is_told"),
+    [
+        (5, "4.1", "pci=realloc", True),
+        (4, "4.1", "pci=realloc", False),
+        (5, "4.1", "agent.cdi_timeout=600", False),
+        (5, "3.12", "pci=realloc", False),
+    ],
+)
+def test_many_gpus_need_an_agent_that_waits_longer(  # noqa: PLR0913, PLR0917 - a case each
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    count: int,
+    version: str,
+    params: str,
+    is_told: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    for number in range(2, count + 1):
+        node.add_gpu(number, driver="vfio-pci")
+    node.publish(range(GROUP, GROUP + count))
+    node.change(node.pod, "pgpu: 1", f"pgpu: {count}")
+    node.change(CONFIGURATION, "pci=realloc", params)
+    item = explain("--kata-version", version)[1]
+    assert ("kata-agent-timeout" in ids(item)) == is_told

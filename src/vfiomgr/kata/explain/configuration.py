@@ -22,8 +22,14 @@ from vfiomgr.kata.explain.context import (
     judged,
 )
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION
-from vfiomgr.kata.facts import NO_PORT, VFIO_MODES
-from vfiomgr.kata.model import LEAST_GUEST_MIB, MAX_PORTS, ROOT_PORTS_SINCE, KataRelease
+from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT, VFIO_MODES
+from vfiomgr.kata.model import (
+    LEAST_GUEST_MIB,
+    MAX_PORTS,
+    ROOT_PORTS_SINCE,
+    KataRelease,
+    is_cdi_gpu,
+)
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version, counted, size
 
@@ -42,6 +48,9 @@ _VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
 _PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
 """Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
 _PC_WINDOW = 2 << 30
+_MANY_SECONDS = 600
+_AGENT_TIMEOUT, _AGENT_WAITS, _FEW_GPUS = "agent.cdi_timeout", Version(3, 13), 4
+"""The agent's parameter, the release that reported it, and how many GPUs are ready in time."""
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
@@ -338,6 +347,32 @@ def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
     )
 
 
+def _agent_timeout(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """The agent's wait for the guest's CDI specification, which comes after all GPUs are ready.
+
+    100 seconds by default, too few for eight GPUs (kata-containers/kata-containers#10891).
+    """
+    gpus = {device for each in context.picked for device in each.functions if is_cdi_gpu(device)}
+    is_set = _AGENT_TIMEOUT in settings.kernel_params or context.release.version < _AGENT_WAITS
+    if is_set or len(gpus) <= _FEW_GPUS or settings.vfio_mode != GUEST_KERNEL:
+        return
+    key, timeout = container_timeout(context.release, settings)
+    limit = KUBELET_TIMEOUT if context.kubelet is None else context.kubelet.request_timeout
+    short = [key] if timeout < _MANY_SECONDS else []
+    short += ["the kubelet's runtimeRequestTimeout"] if limit < _MANY_SECONDS else []
+    also = f", and set {' and '.join(short)} to 10 minutes or more" if short else ""
+    yield chain_break(
+        "kata-agent-timeout",
+        _AGENT_TIMEOUT,
+        f"the guest's agent waits 100 s for the CDI specification of {len(gpus)} GPUs "
+        f"({_AGENT_TIMEOUT} is not in kernel_params), and Kata {timeout:g} s ({key}): guests with "
+        "many GPUs need longer",
+        f"add {_AGENT_TIMEOUT}={_MANY_SECONDS} to kernel_params{also}",
+        is_certain=False,
+        evidence=("kata-containers/kata-containers#10891",),
+    )
+
+
 def annotation_breaks(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses or ignores in annotations, except COLD_PLUG and HOT_PLUG."""
     for name, value in _hypervisor_annotations(context):
@@ -527,6 +562,7 @@ RULES: RuleSet[PodContext] = register(
                 "kata-kernel-params-replaced",
             ),
             reading(SETTINGS, _timeouts, "kata-kubelet-timeout"),
+            reading(SETTINGS, _agent_timeout, "kata-agent-timeout"),
         ),
     )
 )
