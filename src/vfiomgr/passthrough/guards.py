@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
-from vfiomgr.pci.drivers import best_variant
+from vfiomgr.pci.drivers import PLAIN, PLAIN_MODULE, best_variant
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.slots import chipset_role
 from vfiomgr.snapshot.hardware import gets_group_late, iommu_remedy
@@ -108,6 +108,24 @@ def denied(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             device,
             f"{device} is on vfio-pci's denylist: a guest could harm the host through it",
             "if the guest is trusted, load vfio-pci with disable_denylist=1 (modprobe.d)",
+        )
+
+
+def missing_driver(host: HostSnapshot, drivers: Iterable[str]) -> Iterator[Diagnostic]:
+    """Refuse a kernel without vfio-pci, before host drivers are unbound.
+
+    A built-in driver is registered; modules.dep lists what can be loaded.
+    """
+    is_known = bool(host.pci_drivers) and host.vfio_modules is not None
+    if PLAIN in {*drivers}.difference(host.pci_drivers) and is_known:
+        if PLAIN_MODULE in (host.vfio_modules or ()):
+            return
+        yield blocker(
+            "vfio-pci",
+            "",
+            "this kernel has no vfio-pci: it is not loaded, and modules.dep does not list it",
+            "install the package with this kernel's additional modules, or boot a generic kernel; "
+            "to see what is missing: vfiomgr check",
         )
 
 

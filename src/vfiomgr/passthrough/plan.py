@@ -130,6 +130,7 @@ def plan_bind(
     targets = [host.device(address) for address in wanted]
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
     found = [
+        *guards.missing_driver(host, (wanted[device.address].driver for device in moving)),
         *guards.taking(host, moving),
         *guards.foreign_members(host, targets, request, going),
         *reset.diagnostics(host, named, request),

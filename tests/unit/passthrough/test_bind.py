@@ -718,3 +718,22 @@ def test_no_iommu_mode_is_no_way_out() -> None:
         vfio=VfioState(is_noiommu_on=True),
     )
     assert "no-IOMMU mode is on, which lets" in refusal(host, "0000:04:00.0").message
+
+
+def test_a_kernel_without_vfio_pci_keeps_its_host_drivers() -> None:
+    lacking = with_facts(host_of(GPU), vfio_modules=("vfio",), pci_drivers=("nvidia",))
+    assert [d.rule for d in diagnostics_of(refusal(lacking, "0000:04:00.0"))] == ["vfio-pci"]
+    for facts in (
+        {"vfio_modules": ("vfio", "vfio_pci")},
+        {"vfio_modules": None},  # no modules.dep on this host
+        {"pci_drivers": ("nvidia", "vfio-pci")},  # built in
+        {"pci_drivers": ()},  # not in the recording
+    ):
+        assert moved(bind(with_facts(lacking, **facts), "0000:04:00.0"))
+    variant = VfioVariant("vfio_pci:v000010DEd*", "nvgrace_gpu_vfio_pci", None)
+    suited = replace(
+        lacking, devices=(replace(GPU, modalias="pci:v000010DEd00002342"),), variants=(variant,)
+    )
+    assert moved(bind(suited, "0000:04:00.0"))
+    bound = replace(lacking, devices=(replace(GPU, driver="vfio-pci"),))
+    assert not moved(bind(bound, "0000:04:00.0"))
