@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker
+from vfiomgr.diagnostic import blocker, refuse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
@@ -130,6 +130,20 @@ def lost_rules(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Dia
             if way
             else "run it again after each boot, or add it to what the host boots from",
         )
+
+
+def refuse_lost(name: str, paths: Iterable[str]) -> None:
+    """Refuse files in /etc that a system loses; NixOS keeps those that it does not generate.
+
+    Raises:
+        Refusal: one of the files is in /etc.
+
+    """
+    path = next((path for path in paths if path.startswith("/etc/")), None)
+    system = SYSTEMS.get(name)
+    if path is not None and name != "nixos" and system is not None and system.why:
+        why = f"{system.name} does not keep {path}: {system.why}"
+        refuse("rules-not-kept", path, why, f"have the configuration of {system.name} write it")
 
 
 def _at_boot(host: HostSnapshot, system: System, devices: Sequence[PciDevice]) -> str:

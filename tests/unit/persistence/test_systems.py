@@ -13,7 +13,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.persistence.facts import read_keeping
 from vfiomgr.persistence.steps import ImportDriverctl
-from vfiomgr.persistence.systems import SYSTEMS, why_lost
+from vfiomgr.persistence.systems import SYSTEMS, refuse_lost, why_lost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +106,13 @@ def test_files_in_memory_are_no_place_for_rules() -> None:
 def test_until_the_next_boot_everything_is_bound() -> None:
     host = with_facts(host_of(GPU, AUDIO), settings_system="nixos")
     assert plan(host, replace(BIND, persist=False)).steps
+
+
+def test_files_of_container_runtimes_are_refused_where_etc_is_not_kept() -> None:
+    path = "/etc/containerd/config.toml"
+    for name in ("talos", "bottlerocket", "harvester", "unraid", "truenas"):
+        with pytest.raises(Refusal, match="does not keep "):
+            refuse_lost(name, [path])
+    refuse_lost("harvester", ["/var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl"])
+    for name in ("nixos", "flatcar", "debian", ""):
+        refuse_lost(name, [path])

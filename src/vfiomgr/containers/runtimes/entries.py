@@ -48,7 +48,9 @@ from vfiomgr.containers.runtimes.record import (
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import HostError
 from vfiomgr.paths import HostPath
+from vfiomgr.persistence.facts import read_system
 from vfiomgr.persistence.steps import ChangeFiles
+from vfiomgr.persistence.systems import refuse_lost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -439,6 +441,7 @@ def prepare_entry(
     before = dump(tree, place, now, without.texts)
     facts = now if before is None else replace(now, effective=before.data)
     decision = _DECISIONS[request.program](facts, request)
+    refuse_lost(read_system(tree), [edit.file.path for edit in decision.edits])
     seen = {**{edit.file.path: edit.file.text for edit in decision.edits}, **seen}
     made: Texts = {edit.file.path: edit.text for edit in decision.edits}
     texts: Texts = {**without.texts, **made}
