@@ -31,7 +31,8 @@ def workstation(
     | 0-2 | host bridge, root ports 0000:00:01.0 and .1 |
     | 3 | 0000:00:02.0, the console's display (i915, boot_vga 1) |
     | 10, 11 | 0000:01:00.0/.1 and its twin 0000:02:00.0/.1: GPU (nvidia), audio (snd_hda_intel) |
-    | 12, 13 | VMD 0000:00:0e.0; behind it 10000:01:00.0 (nvme) |
+    | 12 | VMD 0000:00:0e.0, without disks |
+    | 13 | 10000:01:00.0 (nvme), in a PCI domain of five digits |
     | 20 | root port 0000:00:1c.0, bridge 0000:03:00.0, and behind: 0000:04:00.0 (e1000e, default
       route), 0000:04:01.0 (nvme, mounted on /), 0000:04:02.0 (xhci_hcd, module xhci_pci) |
     | 21 | 0000:05:00.0 (igb), up to 4 VFs from 0000:05:10.0 (igbvf) |
@@ -263,7 +264,7 @@ def _add_volume_management(kernel: FakeKernel) -> None:
         group=12,
         driver="vmd",
     )
-    _add_root_port(kernel, "10000:00:06.0", group=12, bridge="0000:00:0e.0")
+    _add_root_port(kernel, "10000:00:06.0", group=14)
     kernel.add_pci(
         "10000:01:00.0",
         vendor="144d",

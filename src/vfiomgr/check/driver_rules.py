@@ -147,7 +147,8 @@ def _numbers(devices: Sequence[PciDevice]) -> list[int]:
 
 
 def _endpoints(host: HostSnapshot, number: int) -> list[PciDevice]:
-    return [d for d in host.group_members(number) if not d.is_bridge]
+    members = host.group_members(number)
+    return [d for d in members if not d.is_bridge and host.controller_of(d) is None]
 
 
 def _nothing_between(host: HostSnapshot, number: int) -> tuple[str, ...]:

@@ -73,6 +73,23 @@ def stays_with_host(device: PciDevice) -> bool:
     return device.is_bridge or chipset_role(device) is not None
 
 
+def behind_controller(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a function behind a VMD controller, which shares its IOMMU group and its DMA."""
+    controller = host.controller_of(device)
+    if controller is None:
+        return
+    others = [one for one in host.behind(controller) if one != device and not one.is_bridge]
+    along = f", with {', '.join(str(one.address) for one in others)}" if others else ""
+    is_free = next(_all(TAKING, host, (controller,)), None) is None
+    yield blocker(
+        "behind-controller",
+        device,
+        f"{device} is behind {controller} and cannot be assigned without it",
+        *([f"assign the controller{along}: vfiomgr bind {controller.address}"] if is_free else []),
+        "turn the controller off in the firmware setup (VMD), then bind the device",
+    )
+
+
 def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
     """The missing facts about the state of the IOMMU; empty if the state is known."""
     if host.iommu.is_known:
@@ -322,7 +339,8 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function with open nodes: its driver's unbind may wait forever for their users."""
     yield from unknown_users(host, device, "processes", "open-files")
-    users = (*host.users.of_nodes(frozenset(device.nodes)), *host.users.below(device.address))
+    nodes = frozenset(node for one in (device, *host.behind(device)) for node in one.nodes)
+    users = (*host.users.of_nodes(nodes), *host.users.below(device.address))
     if users:
         yield blocker(
             "in-use",
@@ -433,6 +451,7 @@ def _named(users: Iterable[DeviceUser]) -> str:
 TAKING: tuple[Guard, ...] = (
     bridge,
     chipset,
+    behind_controller,
     denied,
     silence,
     isolation,
@@ -515,9 +534,12 @@ def foreign_members(
 ) -> Iterator[Diagnostic]:
     """Refuse groups with members that stay on host drivers: no guest could own such a group.
 
+    What is behind one of the functions vanishes with its driver.
+
     `going` are members that other parts of a plan move to VFIO.
     """
     taken = {device.address for device in devices} | going
+    taken |= {one.address for device in devices for one in host.behind(device)}
     along = {other.address for device in devices for other in host.slot(device)}
     for number in sorted({d.iommu_group for d in devices if d.iommu_group is not None}):
         own = [d for d in devices if d.iommu_group == number]

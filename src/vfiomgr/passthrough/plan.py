@@ -237,8 +237,9 @@ def moved_by(
     if request.with_group:
         groups = {d.iommu_group for d in (*named, *companions)}
         companions += [other for n in groups for other in host.group_members(n)]
+    gone = {one.address for device in (*named, *companions) for one in host.behind(device)}
     for other in companions:
-        if goes_along(other) and other.address not in others:
+        if goes_along(other) and other.address not in others | gone:
             found[other.address] = other
     return [found[address] for address in sorted(found)]
 

@@ -110,6 +110,24 @@ class HostSnapshot(HostFacts):
         """Whether it belongs to the chipset or the CPU, and has no slot to be moved from."""
         return is_integrated(device, self._by_slot.get(device.address.slot, ()))
 
+    def controller_of(self, device: PciDevice) -> PciDevice | None:
+        """The function whose driver made the PCI domain of a device, such as Intel's VMD.
+
+        All DMA behind it has its requester ID (pci_real_dma_dev in arch/x86/pci/common.c), and
+        without its driver the domain does not exist (vmd_remove in pci/controller/vmd.c).
+        """
+        above = (self._by_name.get(part) for part in reversed(device.bridge_path.split("/")))
+        return next((one for one in above if one is not None and not one.is_bridge), None)
+
+    def behind(self, device: PciDevice) -> tuple[PciDevice, ...]:
+        """The functions of the PCI domain that the driver of a device made."""
+        return self._by_controller.get(device.address, ())
+
+    @cached_property
+    def _by_controller(self) -> dict[PciAddress | None, tuple[PciDevice, ...]]:
+        pairs = ((self.controller_of(device), device) for device in self.devices)
+        return values_by_key((above.address, device) for above, device in pairs if above)
+
     def beside(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The other functions of its bus."""
         bus = self._by_bus.get((device.address.domain, device.address.bus), ())

@@ -38,8 +38,16 @@ def test_a_plain_tree_reads_the_same_files(kernel: FakeKernel) -> None:
 
 
 def test_a_domain_of_five_digits_lies_below_its_controller(kernel: FakeKernel) -> None:
-    assert kernel.resolve(PCI_DEVICES / "10000:01:00.0") == (
-        "/sys/devices/pci0000:00/0000:00:0e.0/pci10000:00/10000:00:06.0/10000:01:00.0"
+    kernel.add_pci(
+        "20000:01:00.0",
+        vendor="144d",
+        device="a80a",
+        class_code="010802",
+        group=12,
+        bridge="0000:00:0e.0",
+    )
+    assert kernel.resolve(PCI_DEVICES / "20000:01:00.0") == (
+        "/sys/devices/pci0000:00/0000:00:0e.0/pci20000:01/20000:01:00.0"
     )
 
 

@@ -12,6 +12,7 @@ from vfiomgr.engine.host import not_checked
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner
+from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     Bind,
@@ -626,6 +627,14 @@ def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named(
         refused
     )
     assert "vfiomgr recover" in refused.hint
+
+
+def test_a_rollback_is_refused_for_data_of_the_host_and_not_for_persistence_mode() -> None:
+    mode = HostUse(GPU.address, "persistence-mode", "nvidia-smi shows it")
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 is mounted on /mnt")
+    host = with_facts(host_of(GPU), host_uses=(mode, disk))
+    assert [d.rule for d in guards.undoing(host, [GPU])] == ["mounted-disk"]
+    assert [d.rule for d in guards.kept_initialised(host, GPU)] == ["persistence-mode"]
 
 
 def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
