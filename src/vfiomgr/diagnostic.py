@@ -22,7 +22,14 @@ Severity = Literal["blocker", "warning", "info", "ok"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The most severe first."""
 
-Override = Literal["boot-display", "in-use", "mounted-disk", "vgpu-function", "default-route"]
+Override = Literal[
+    "boot-display",
+    "in-use",
+    "mounted-disk",
+    "vgpu-function",
+    "default-route",
+    "reserved-region",
+]
 """The safety checks that a user may override, by the value of `--allow`."""
 
 OVERRIDES: tuple[Override, ...] = get_args(Override)

@@ -11,9 +11,8 @@ from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_VGA
-from vfiomgr.rules.runner import kernel_option
 from vfiomgr.snapshot.named import UNIDENTIFIED
-from vfiomgr.units import Version, counted
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,9 +134,6 @@ def _ids(device: PciDevice) -> str:
 
 
 _WEAK = frozenset({"bus", "pm"})
-
-_FIRST_EVICTING = Version(6, 0)
-"""The first kernel whose vfio-pci removes the firmware framebuffer from VGA functions."""
 
 
 def none(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -294,31 +290,19 @@ def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
 
 
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report a framebuffer that vfio-pci does not remove.
-
-    vfio_pci_vga_init removes it from VGA functions only, since Linux 6.0.
-    """
-    claims = facts.framebuffers or ()
-    kernel = host.kernel.version
-    evicts = kernel is not None and kernel >= _FIRST_EVICTING
+    """Report a framebuffer that vfio-pci does not remove."""
     for device in host.devices:
-        names = ", ".join(claim.name for claim in claims if claim.device == device.address)
-        is_vga = device.class_code.startswith(CLASS_VGA)
-        if not names or (is_vga and evicts):
-            continue
-        kept = "" if is_vga else "; vfio-pci removes it from VGA functions only"
-        since = "Linux before 6.0: " if is_vga else ""
-        yield finding(
-            "firmware-framebuffer",
-            "info" if is_vga else "warning",
-            f"the firmware's framebuffer uses the memory of {device}",
-            (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
-            f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
-            kernel_option(
-                "initcall_blacklist=sysfb_init",
-                host.kernel.words,
-                since,
-                f"{command_line(facts)} and reboot",
-            ),
-            subject=device,
-        )
+        for found in guards.firmware_framebuffer(host, device):
+            names = ", ".join(device.framebuffers)
+            is_vga = device.class_code.startswith(CLASS_VGA)
+            is_later = is_vga and not device.is_on_vfio
+            kept = "" if is_vga else "; vfio-pci removes it from VGA functions only"
+            yield finding(
+                found.rule,
+                "info" if is_later else "warning",
+                f"the firmware's framebuffer uses the memory of {device}",
+                (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
+                f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
+                *guards.freeing(host, device, command_line(facts)),
+                subject=device,
+            )

@@ -96,6 +96,33 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
 _SLOT_FOR_GPU = "move the GPU to a slot with its own group"
 
 
+def reserved_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report groups that the kernel does not assign: of GPUs and functions on VFIO one by one."""
+    of_guests = [*gpus(host), *(d for d in host.devices if d.is_on_vfio)]
+    wanted, others = set(_numbers(of_guests)), list[str]()
+    for group in host.groups:
+        members = [d for d in _endpoints(host, group.number) if not d.is_boot_display]
+        for found in guards.reserved_region(host, members[0]) if members else ():
+            place = f"{IOMMU_GROUPS}/{group.number}/reserved_regions"
+            shown = tuple(f"{place}: {region} direct" for region in group.direct_regions or ())
+            if group.number not in wanted:
+                others.append(f"{shown[0]}: {', '.join(map(str, members))}")
+                continue
+            names = ", ".join(str(d) for d in members)
+            summary = f"cannot assign {names}: {found.summary}"
+            why = "the firmware uses this memory by the device's DMA, which a guest would take over"
+            yield finding(found.rule, "warning", summary, shown, why, found.without("allow").remedy)
+    if others:
+        yield finding(
+            "reserved-region",
+            "info",
+            f"the firmware requires memory mapped 1:1 in {counted(len(others), 'IOMMU group')}",
+            tuple(others),
+            "the kernel does not assign devices of these groups",
+            "assign devices of other groups",
+        )
+
+
 def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report the ACS override patch, which splits groups that the hardware does not isolate."""
     words = acs_override_words(host.kernel.command_line)

@@ -20,7 +20,8 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress, is_address, pci_device
+from vfiomgr.pci.facts import firmware_ranges
+from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.facts import RELEASES, has_sdbootutil, read_manager, read_system
 
 if TYPE_CHECKING:
@@ -269,8 +270,6 @@ _HEXADECIMAL = expression(r"[0-9a-f]{1,16}")
 _SELECTED = expression(r"\[(\w+)\]")
 _CHIP = expression(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
 """Names of x86 interrupt chips; the prefix `IR-` means that interrupts are remapped."""
-_FRAMEBUFFERS = frozenset({"BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "ofdrm"})
-"""Drivers of the firmware framebuffer (drivers/firmware/sysfb_simplefb.c, drivers/video/fbdev)."""
 
 
 def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDevice]) -> Readiness:
@@ -365,20 +364,10 @@ def _lacks(tree: HostTree, directory: HostPath, name: str) -> bool:
 
 
 def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
-    """Framebuffers in /proc/iomem, which shows nesting by indentation (addresses require root)."""
-    text = text_of(tree, "/proc/iomem")
-    if text is None:
+    found = firmware_ranges(tree)
+    if found is None:
         return None
-    above: list[str] = []
-    found: list[FirmwareFramebuffer] = []
-    for line in text.splitlines():
-        name = line.partition(" : ")[2]
-        depth = (len(line) - len(line.lstrip(" "))) // 2
-        above[depth:] = [name]
-        if name in _FRAMEBUFFERS:
-            functions = [PciAddress.parse(n) for n in above if is_address(n)]
-            found.append(FirmwareFramebuffer(name, functions[-1] if functions else None))
-    return tuple(found)
+    return tuple(FirmwareFramebuffer(each.name, each.function) for each in found)
 
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:

@@ -22,6 +22,8 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield "whether devices answer: no configuration space is readable"
     if host.devices and not any(device.reset_method for device in host.devices):
         yield "how GPUs are reset: no function has a reset_method"
+    if host.iommu.is_on and all(group.direct_regions is None for group in host.groups):
+        yield "memory that the firmware requires mapped 1:1: no IOMMU group has reserved_regions"
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
         yield f"{counted(count, 'PCI function')}, e.g. {first}: {UNIDENTIFIED}"
@@ -63,6 +65,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.silence, "silent-device"),
             rule(driver_rules.without_group, "no-group"),
             rule(driver_rules.shared_with_gpu, "shared-group"),
+            rule(driver_rules.reserved_regions, "reserved-region"),
             rule(driver_rules.acs_override, "acs-override"),
             rule(driver_rules.unisolated_slots, "no-isolation"),
             rule(device_rules.same_identifiers, "same-pci-ids"),

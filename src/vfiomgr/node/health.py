@@ -18,6 +18,7 @@ from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFa
 from vfiomgr.expressions import expression
 from vfiomgr.node.messages import Problem
 from vfiomgr.node.model import HealthFacts, NodeUnit
+from vfiomgr.passthrough.guards import reserved_region
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import PCI_DEVICES, VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking
@@ -50,7 +51,7 @@ SANDBOX = expression(r"sandbox-[0-9a-f]{16,64}")
 UNUSABLE = frozenset(
     {
         *("device-removed", "device-exchanged", "wrong-driver", "group-not-viable"),
-        *("node-missing", "not-ready"),
+        *("node-missing", "not-ready", "reserved-region"),
     }
 )
 """Rules of units that no container could open: an allocation of these is refused."""
@@ -186,6 +187,13 @@ def _not_viable(context: UnitContext) -> Iterator[Diagnostic]:
                 with_group=True,
             ),
         )
+
+
+def _reserved(context: UnitContext) -> Iterator[Diagnostic]:
+    for device in context.present[:1] if context.unit.kind != "mdev" else ():
+        for found in reserved_region(context.host, device):
+            if found.override is None:
+                yield context.blocker(found.rule, found.summary, found.remedy)
 
 
 def _no_node(context: UnitContext) -> Iterator[Diagnostic]:
@@ -360,6 +368,7 @@ RULES: RuleSet[UnitContext] = register(
             rule(_exchanged, "device-exchanged"),
             rule(_wrong_driver, "wrong-driver"),
             rule(_not_viable, "group-not-viable"),
+            rule(_reserved, "reserved-region"),
             rule(_no_node, "node-missing"),
             rule(_other_owner, "node-owner"),
             rule(_silent, "silent-device"),

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
+from vfiomgr.host.kernel import parameters
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import PLAIN, PLAIN_MODULE, best_variant
 from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
 from vfiomgr.pci.slots import chipset_role
-from vfiomgr.snapshot.hardware import gets_group_late, iommu_remedy
-from vfiomgr.units import counted
+from vfiomgr.rules.runner import kernel_option
+from vfiomgr.snapshot.hardware import direct_mapping, gets_group_late, iommu_remedy, is_vt_d
+from vfiomgr.units import Version, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -166,6 +169,114 @@ def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} has no IOMMU group and cannot be assigned",
             INSTEAD if host.is_integrated(device) else "move it to a slot that an IOMMU covers",
         )
+
+
+def reserved_region(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a group with memory that the firmware wants mapped 1:1, as the kernel does."""
+    found = direct_mapping(host, device.iommu_group)
+    if found is None:
+        return
+    effect = "so the kernel refuses it for guests"
+    if not found.is_refused:
+        effect = "which this kernel may cut off when a guest gets the group"
+    yield blocker(
+        "reserved-region",
+        f"IOMMU group {device.iommu_group}",
+        f"IOMMU group {device.iommu_group} has memory that the firmware requires mapped 1:1 "
+        f"({found}), {effect}",
+        *_without_region(host),
+        *(() if found.is_refused else (allow("reserved-region"),)),
+        override=None if found.is_refused else "reserved-region",
+    )
+
+
+_RELAXED = "relax_rmrr"
+"""A value of intel_iommu= that only patched kernels read."""
+_FIRST_PROXMOX_WITH_IT = Version(6, 5)
+
+
+def _without_region(host: HostSnapshot) -> Iterator[str]:
+    """What to do about a region that the kernel does not give up: no setting of Linux does."""
+    other = "assign a device of another IOMMU group, or use another host"
+    if not is_vt_d(host):
+        yield f"ask the vendor for firmware without this region, or {other}"
+        return
+    values = parameters(host.kernel.command_line, "intel_iommu")
+    release, version = host.kernel.release or "", host.kernel.version
+    if any(_RELAXED in one.value.split(",") for one in values):
+        yield f"{other}: this kernel does not know intel_iommu={_RELAXED}"
+    elif "-pve" in release and version is not None and version >= _FIRST_PROXMOX_WITH_IT:
+        yield (
+            f"write intel_iommu=on,{_RELAXED} on the kernel command line and reboot, if the "
+            "firmware may lose its access to this memory"
+        )
+        yield other
+    else:
+        yield f"{other}; only kernels with the patch {_RELAXED} assign it nevertheless"
+
+
+_FIRST_EVICTING = Version(6, 0)
+"""The first kernel whose vfio-pci removes the firmware's framebuffer (vfio_pci_vga_init), from VGA
+functions only."""
+_PLATFORM_DEVICE = "BOOTFB"
+_PLATFORM_DRIVERS = {
+    "efifb": "efi-framebuffer",
+    "efidrm": "efi-framebuffer",
+    "vesafb": "vesa-framebuffer",
+    "vesadrm": "vesa-framebuffer",
+    "simplefb": "simple-framebuffer",
+    "simpledrm": "simple-framebuffer",
+}
+_SYSFB = "initcall_blacklist=sysfb_init"
+
+
+def firmware_framebuffer(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a function whose memory the firmware's framebuffer occupies.
+
+    The kernel then refuses the BAR to vfio-pci (pci_request_selected_regions, EBUSY).
+    """
+    names = device.framebuffers
+    version = host.kernel.version
+    evicts = version is not None and version >= _FIRST_EVICTING and not device.is_on_vfio
+    if not names or (evicts and device.class_code.startswith(CLASS_VGA)):
+        return
+    yield blocker(
+        "firmware-framebuffer",
+        device,
+        f"{device} has the firmware's framebuffer in its memory ({', '.join(names)}), so no guest "
+        "can use this memory",
+        *freeing(host, device),
+        override="boot-display",
+    )
+
+
+def freeing(host: HostSnapshot, device: PciDevice, how: str = "") -> Iterator[str | Remedy]:
+    """How to free the memory of a framebuffer; `how` is how to change the kernel command line.
+
+    A driver gives its memory back when it is unbound. BOOTFB belongs to the platform device
+    (sysfb_create_simplefb in drivers/firmware/sysfb_simplefb.c), which stays.
+    """
+    names = device.framebuffers
+    drivers = {_PLATFORM_DRIVERS[name] for name in names if name in _PLATFORM_DRIVERS}
+    if drivers and _PLATFORM_DEVICE not in names:
+        place = "/sys/bus/platform/drivers"
+        yield "; ".join(f"echo {d}.0 > {place}/{d}/unbind" for d in sorted(drivers))
+    option = kernel_option(_SYSFB, host.kernel.words, then=f"{how} and reboot")
+    if option.is_useful(host):
+        yield option
+    elif _PLATFORM_DEVICE in names:
+        yield f"boot a kernel without CONFIG_SYSFB_SIMPLEFB: {_SYSFB} has no effect on this one"
+    displays = (d for d in host.devices if d.class_code.startswith(CLASS_DISPLAY))
+    if any(other.address.slot != device.address.slot for other in displays):
+        yield "make another display the primary one in the firmware setup"
+    else:
+        yield "add another display, and make it the primary one in the firmware setup"
+
+
+def unusable(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Why no guest can use a function although it is on a VFIO driver and its group is viable."""
+    for guard in (silence, reserved_region, firmware_framebuffer):
+        yield from guard(host, device)
 
 
 def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
@@ -455,7 +566,9 @@ TAKING: tuple[Guard, ...] = (
     denied,
     silence,
     isolation,
+    reserved_region,
     boot_display,
+    firmware_framebuffer,
     active_virtual_functions,
     vgpu_parent,
     host_use,

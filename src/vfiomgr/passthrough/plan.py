@@ -162,6 +162,11 @@ def plan_bind(
                 *_companion_notes(host, "binding", named, targets, now),
                 *_companion_notes(host, "binding at the next boot:", named, targets, pending),
                 *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
+                *(
+                    f"{one.summary}; remedy: {one.without('allow').hint}"
+                    for device in targets
+                    for one in guards.unusable(host, device)
+                ),
                 *kept.notes,
             ]
         ),

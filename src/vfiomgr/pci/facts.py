@@ -43,6 +43,7 @@ from vfiomgr.pci.function import (
     virtual_functions_of,
 )
 from vfiomgr.pci.model import (
+    IN_ITS_MEMORY,
     UNKNOWN_CALL,
     DeviceIdentity,
     PciAddress,
@@ -355,11 +356,12 @@ def answers_asleep(tree: HostTree, device: PciDevice) -> bool | None:
     return answers(tree, device.address)
 
 
-_FIRMWARE_RANGE = expression(
-    r"^\s*([0-9a-f]+)-([0-9a-f]+) : "
-    r"(BOOTFB|efifb|vesafb|simplefb|simpledrm|simple-framebuffer\S*)$",
-    re.MULTILINE,
+_RANGE = expression(r"^( *)([0-9a-f]+)-([0-9a-f]+) : (.+)$", re.MULTILINE)
+_OF_FIRMWARE = expression(
+    r"BOOTFB|efifb|efidrm|vesafb|vesadrm|simplefb|simpledrm|ofdrm|simple-framebuffer\S*"
 )
+"""Framebuffers of the firmware: BOOTFB is the memory of the platform device that
+drivers/firmware/sysfb_simplefb.c makes, the others are named after the driver that claimed it."""
 _CONSOLES = HostPath("/sys/class/vtconsole")
 _FRAMEBUFFERS = HostPath("/sys/class/graphics")
 _FRAMEBUFFER = expression(r"fb(\d+)")
@@ -369,11 +371,20 @@ _ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 
+class FirmwareRange(Value):
+    """The memory of a framebuffer of the firmware; its ends are 0 for users other than root."""
+
+    first: int
+    last: int
+    name: str
+    function: PciAddress | None
+    """The function below which it is listed."""
+
+
 class ConsoleState(Value):
     """What shows the console, apart from the attributes of functions."""
 
-    ranges: list[tuple[int, int, str]]
-    """The memory of firmware framebuffers."""
+    ranges: tuple[FirmwareRange, ...]
     framebuffer: tuple[str, PciAddress] | None
     masters: dict[PciAddress, str]
     """DRM masters by function."""
@@ -381,7 +392,7 @@ class ConsoleState(Value):
 
 def read_console(tree: HostTree) -> ConsoleState:
     """Read what shows the console."""
-    return ConsoleState(_firmware_ranges(tree), _console_framebuffer(tree), _masters(tree))
+    return ConsoleState(firmware_ranges(tree) or (), _console_framebuffer(tree), _masters(tree))
 
 
 def mark_displays(
@@ -401,20 +412,32 @@ def _signs(functions: Functions, device: PciDevice, console: ConsoleState) -> It
     for name in ("boot_vga", "boot_display"):
         if found.read(name) == "1":
             yield f"{name} is 1"
-    for first, last, name in console.ranges:
-        if any(bar.start <= first and last < bar.start + bar.size for bar in device.bars):
-            yield f"{name} is in its memory (/proc/iomem)"
+    for one in console.ranges:
+        is_inside = one.last and any(
+            bar.start <= one.first and one.last < bar.start + bar.size for bar in device.bars
+        )
+        if is_inside or one.function == device.address:
+            yield f"{one.name}{IN_ITS_MEMORY}"
     if console.framebuffer is not None and console.framebuffer[1] == device.address:
         yield f"the text console uses its {console.framebuffer[0]}"
     if device.address in console.masters and _has_screen(found):
         yield f"{console.masters[device.address]} is its DRM master, with a screen switched on"
 
 
-def _firmware_ranges(tree: HostTree) -> list[tuple[int, int, str]]:
-    """The first and last byte and the name of each range; non-root users see zeros."""
+def firmware_ranges(tree: HostTree) -> tuple[FirmwareRange, ...] | None:
+    """The framebuffers in /proc/iomem, which shows nesting by indentation; None without it."""
     text = tree.read_text(HostPath("/proc/iomem"))
-    found = _FIRMWARE_RANGE.findall(text) if text else ()
-    return [(int(first, 16), int(last, 16), name) for first, last, name in found if int(last, 16)]
+    if text is None:
+        return None
+    above: list[str] = []
+    found: list[FirmwareRange] = []
+    for indent, first, last, name in _RANGE.findall(text):
+        above[len(indent) // 2 :] = [name]
+        if _OF_FIRMWARE.fullmatch(name):
+            functions = [PciAddress.parse(each) for each in above if is_address(each)]
+            function = functions[-1] if functions else None
+            found.append(FirmwareRange(int(first, 16), int(last, 16), name, function))
+    return tuple(found)
 
 
 def _console_framebuffer(tree: HostTree) -> tuple[str, PciAddress] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr import paths
+from vfiomgr.expressions import expression
 from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.kernel import parameters
 from vfiomgr.host.text import text_of
@@ -35,6 +38,12 @@ class IommuGroup(Value):
     type: str | None
     has_node: bool
     """Whether `/dev/vfio/<number>` exists."""
+    direct_regions: tuple[str, ...] | None = None
+    """Memory that the firmware wants mapped 1:1 for a member, as FIRST-LAST in hexadecimal.
+
+    Regions of type `direct` in `reserved_regions` (iommu_group_show_resv_regions in
+    drivers/iommu/iommu.c); None if unknown, as before Linux 4.11.
+    """
 
     @property
     def has_pci_members(self) -> bool:
@@ -64,6 +73,8 @@ class IommuState(Value):
     firmware_tables: tuple[str, ...]
     """ACPI tables that describe an IOMMU: DMAR (Intel), IVRS (AMD), IORT (Arm)."""
     has_groups: bool
+    smmus: int | None = None
+    """The SMMUs that the table IORT lists; None without IORT, or if it cannot be read."""
     is_known: bool = True
     """False for a recording without the relevant files: the absence of groups proves nothing."""
 
@@ -106,6 +117,7 @@ def acs_override_words(command_line: str | None) -> tuple[str, ...]:
 _MODULES = paths.HostPath("/sys/module")
 _CLASSES = paths.HostPath("/sys/class")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
+_DIRECT = expression(r"^0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) direct$", re.MULTILINE)
 
 
 def read_groups(
@@ -130,8 +142,20 @@ def read_group(tree: HostTree, number: int) -> IommuGroup:
         name=tree.read(directory / "name") or None,
         type=tree.read(directory / "type") or None,
         has_node=False,
+        direct_regions=_direct_regions(tree.read(directory / "reserved_regions")),
     )
     return replace(group, has_node=True) if tree.exists(group.node) else group
+
+
+def _direct_regions(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    found = (map(_hexadecimal, match.groups()) for match in _DIRECT.finditer(text))
+    return tuple("-".join(ends) for ends in found)
+
+
+def _hexadecimal(digits: str) -> str:
+    return f"{int(digits, 16):x}"
 
 
 def _place(member: str) -> tuple[int, str]:
@@ -156,7 +180,34 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
         units=tuple(tree.children(paths.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(paths.ACPI_TABLES / n)),
         has_groups=has_device_groups(groups),
+        smmus=_smmus_of(tree.read_bytes(paths.ACPI_TABLES / "IORT")),
     )
+
+
+_IORT_NODES = struct.Struct("<36xII")
+"""The header of the table, then the number of nodes and the offset of the first."""
+_IORT_NODE = struct.Struct("<BH")
+_SMMUS = frozenset({3, 4})
+"""ACPI_IORT_NODE_SMMU and ACPI_IORT_NODE_SMMU_V3 in include/acpi/actbl2.h."""
+
+
+def _smmus_of(table: bytes | None) -> int | None:
+    """Count the SMMUs in an IORT, which also describes what else routes interrupts.
+
+    See iort_scan_node in drivers/acpi/arm64/iort.c, and Arm DEN 0049. One read returns a page of a
+    table at most: if it is longer and no SMMU was found until there, the number is unknown.
+    """
+    if table is None or len(table) < _IORT_NODES.size:
+        return None
+    count, offset = _IORT_NODES.unpack_from(table)
+    found = 0
+    for _ in range(count):
+        if offset + _IORT_NODE.size > len(table):
+            return found or None
+        kind, length = _IORT_NODE.unpack_from(table, offset)
+        found += kind in _SMMUS
+        offset += max(length, _IORT_NODE.size)
+    return found if count else None
 
 
 def read_vfio_state(tree: HostTree) -> VfioState:

@@ -56,6 +56,8 @@ CLASS_BRIDGE = "06"
 CLASS_ACCELERATOR = "12"
 CLASS_VGA = "0300"
 CLASS_OTHER_BRIDGE = "0680"
+IN_ITS_MEMORY = " is in its memory (/proc/iomem)"
+"""What follows the name of a firmware's framebuffer in a sign of a display."""
 """The class of NVSwitches, which have an endpoint's header and are not bridges."""
 
 HEADER_ENDPOINT = 0
@@ -429,6 +431,12 @@ class PciDevice(Value):
         """Whether it is an accelerator of another class: of AMD's NPUs, or with a node of accel."""
         is_known = self.vendor_id == _AMD and self.device_id in _AMD_NPUS
         return is_known or any(node.startswith("/dev/accel/") for node in self.nodes)
+
+    @property
+    def framebuffers(self) -> tuple[str, ...]:
+        """The firmware's framebuffers in its memory, e.g. `BOOTFB` and `simpledrm`."""
+        signs = (sign.partition(IN_ITS_MEMORY) for sign in self.display_signs)
+        return tuple(name for name, is_one, _ in signs if is_one)
 
     @property
     def is_nvswitch(self) -> bool:

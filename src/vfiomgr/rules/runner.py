@@ -196,9 +196,12 @@ def kernel_option(
 ) -> Setting:
     """The remedy to add an option to the kernel command line, whose words are `KernelFacts.words`.
 
-    `then` follows the option.
+    `then` follows the option. An option that takes a list may have the value among others.
     """
-    present = word if word in words else None
+    name, _, value = word.partition("=")
+    given = (each.partition("=") for each in words)
+    is_present = any(key == name and value in rest.split(",") for key, _, rest in given)
+    present = word if is_present else None
     text = f"{before}add {word} to the kernel command line{then}"
     return Setting(text, joint=joint, present=present, wanted=word)
 

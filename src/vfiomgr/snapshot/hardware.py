@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.listing import listed
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY
 from vfiomgr.units import MIB, Version
 from vfiomgr.value import Value
@@ -74,6 +75,51 @@ def _shows_all(device: PciDevice, bar: Bar) -> bool:
     if device.vendor_id == _INTEL and device.is_on_root_bus:
         return False
     return bar.size == bar.largest if bar.largest is not None else bar.size > _WINDOW
+
+
+class DirectMapping(Value):
+    """Memory that the firmware wants mapped 1:1 for members of an IOMMU group (RMRR, IVMD, RMR)."""
+
+    regions: tuple[str, ...]
+    is_refused: bool
+    """Whether the kernel refuses the group to VFIO; otherwise a guest cuts the firmware off."""
+
+    def __str__(self) -> str:
+        """`f4000-f4fff`, with the number of others."""
+        return listed(self.regions, _SHOWN)
+
+
+_SHOWN = 2
+_FIRST_RELAXABLE = Version(5, 3)
+_FIRST_REFUSED = Version(6, 6)
+_USB = "0c03"
+
+
+def direct_mapping(host: HostSnapshot, number: int | None) -> DirectMapping | None:
+    """The memory of type `direct` of a group; None if there is none, or if it is unknown.
+
+    Since Linux 6.6 no such group can be claimed (require_direct in drivers/iommu/iommu.c). Before,
+    only VT-d refused it (device_is_rmrr_locked in intel/iommu.c), except for displays and USB
+    controllers, whose memory is `direct-relaxable` only since Linux 5.3 (device_rmrr_is_relaxable).
+    """
+    group = host.group(number)
+    if group is None or not group.direct_regions:
+        return None
+    kernel = host.kernel.version
+    is_refused = kernel is not None and kernel >= _FIRST_REFUSED
+    if not is_refused and is_vt_d(host):
+        members = [d for d in host.group_members(number) if not d.is_bridge]
+        locked = [d for d in members if not d.class_code.startswith((CLASS_DISPLAY, _USB))]
+        is_typed = kernel is not None and kernel >= _FIRST_RELAXABLE
+        if not (is_typed or locked):
+            return None
+        is_refused = is_typed or len(locked) == len(members)
+    return DirectMapping(group.direct_regions, is_refused)
+
+
+def is_vt_d(host: HostSnapshot) -> bool:
+    """Whether the IOMMUs of this host are Intel's."""
+    return any(unit.startswith("dmar") for unit in host.iommu.units)
 
 
 class _Kind(Value):

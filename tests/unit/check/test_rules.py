@@ -11,7 +11,6 @@ from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
-    FirmwareFramebuffer,
     KernelModule,
     MemlockLimit,
     ModuleSetting,
@@ -20,7 +19,7 @@ from vfiomgr.check.model import (
 from vfiomgr.check.plan import check
 from vfiomgr.documents.text import TextFile
 from vfiomgr.passthrough.readiness_hints import bind_remedy, diagnostics_to_bind
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
 from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule, rule_file
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
@@ -87,7 +86,7 @@ def severity(host: HostSnapshot, rule: str) -> str | None:
 def test_a_host_of_which_little_is_known_has_no_bad_finding() -> None:
     report = check(host(readiness=facts()))
     assert {f.severity for f in report.findings if f.rule != "d3cold"} <= {"ok", "info"}
-    assert (len(report.not_checked), len(report.unknown)) == (9, 1)
+    assert (len(report.not_checked), len(report.unknown)) == (10, 1)
 
 
 @pytest.mark.parametrize(
@@ -956,41 +955,88 @@ def test_a_silent_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("class_code", "address", "release", "expected"),
+    ("class_code", "driver", "release", "expected"),
     [
-        ("030000", "0000:04:00.0", "5.15.0-91-generic", "info"),
-        ("030000", "0000:04:00.0", None, "info"),
-        ("030000", "0000:04:00.0", "6.1.0", None),
-        ("030000", "0000:04:00.0", "10.0.1", None),
-        ("030200", "0000:04:00.0", "6.1.0", "warning"),
-        ("030200", "0000:09:00.0", "6.1.0", None),
+        ("030000", "nvidia", "5.15.0-91-generic", "info"),
+        ("030000", "nvidia", None, "info"),
+        ("030000", "nvidia", "6.1.0", None),
+        ("030000", "nvidia", "10.0.1", None),
+        ("030000", "vfio-pci", "5.15.0-91-generic", "warning"),
+        ("030000", "vfio-pci", "6.1.0", "warning"),
+        ("030200", "nvidia", "6.1.0", "warning"),
     ],
 )
 def test_the_firmwares_framebuffer(
-    class_code: str, address: str, release: str | None, expected: str | None
+    class_code: str, driver: str, release: str | None, expected: str | None
 ) -> None:
-    claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse(address))
-    known = facts(framebuffers=(claim, FirmwareFramebuffer("efifb", None)))
-    plain = host(device(class_code=class_code), readiness=known, kernel_release=release)
+    gpu = replace(shown_by("BOOTFB"), class_code=class_code, driver=driver)
+    plain = host(gpu, device("0000:09:00.0"), readiness=facts(), kernel_release=release)
     assert severity(plain, "firmware-framebuffer") == expected
 
 
+def shown_by(*names: str) -> PciDevice:
+    """A GPU with framebuffers of the firmware in its memory."""
+    return device(display_signs=tuple(f"{name}{IN_ITS_MEMORY}" for name in names))
+
+
 def test_claims_within_claims_are_one_finding() -> None:
-    at = PciAddress.parse("0000:04:00.0")
-    claims = (FirmwareFramebuffer("BOOTFB", at), FirmwareFramebuffer("simpledrm", at))
-    finding = found(host(readiness=facts(framebuffers=claims)), "firmware-framebuffer")
+    gpu = shown_by("BOOTFB", "simpledrm")
+    finding = found(host(gpu, readiness=facts(distribution=DEBIAN)), "firmware-framebuffer")
     assert finding is not None
     assert finding.evidence[0] == "/proc/iomem: BOOTFB, simpledrm below 0000:04:00.0"
-    assert "add initcall_blacklist=sysfb_init to the kernel command line" in finding.remedy
+    added = "add initcall_blacklist=sysfb_init to the kernel command line (on Debian 12: edit"
+    assert finding.remedy.startswith(added)
+    assert "unbind" not in finding.remedy
 
 
-def test_an_option_that_did_not_help_is_not_a_remedy_for_a_framebuffer() -> None:
-    claim = FirmwareFramebuffer("BOOTFB", PciAddress.parse("0000:04:00.0"))
-    words = "quiet initcall_blacklist=sysfb_init"
-    known = facts(framebuffers=(claim,))
-    report = check(host(readiness=known, kernel_command_line=words))
-    (finding,) = (one for one in report.findings if one.rule == "firmware-framebuffer")
-    assert finding.remedy.startswith("initcall_blacklist=sysfb_init is set already")
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [("efifb", "efi-framebuffer"), ("simpledrm", "simple-framebuffer")],
+)
+def test_a_framebuffer_that_belongs_to_its_driver_goes_with_it(name: str, driver: str) -> None:
+    finding = found(host(shown_by(name), readiness=facts()), "firmware-framebuffer")
+    assert finding is not None
+    unbind = f"echo {driver}.0 > /sys/bus/platform/drivers/{driver}/unbind, or "
+    assert finding.remedy.startswith(unbind)
+
+
+@pytest.mark.parametrize("other", ["", "arm_smmu_init,"])
+def test_an_option_that_did_not_help_is_not_a_remedy_for_a_framebuffer(other: str) -> None:
+    words = f"quiet initcall_blacklist={other}sysfb_init"
+    gpus = (shown_by("BOOTFB"), device("0000:09:00.0"))
+    finding = found(
+        host(*gpus, readiness=facts(), kernel_command_line=words), "firmware-framebuffer"
+    )
+    assert finding is not None
+    assert finding.remedy == (
+        "boot a kernel without CONFIG_SYSFB_SIMPLEFB: initcall_blacklist=sysfb_init has no effect "
+        "on this one, or make another display the primary one in the firmware setup"
+    )
+
+
+def reserving(*devices: PciDevice, **changes: Any) -> HostSnapshot:
+    """A host whose first group has memory of the firmware."""
+    plain = host(*devices, readiness=facts(), **changes)
+    first, *others = plain.groups
+    return with_facts(plain, groups=(replace(first, direct_regions=("e8000-e8fff",)), *others))
+
+
+def test_reserved_regions_are_told_of_gpus_and_of_what_is_on_vfio() -> None:
+    hba = device(class_code="010700", driver="mpt3sas")
+    for members, expected in (
+        ((device(),), "warning"),
+        ((replace(hba, driver="vfio-pci"),), "warning"),
+        ((hba, device("0000:09:00.0", iommu_group=9)), "info"),
+        ((device(is_boot_display=True),), None),
+    ):
+        assert severity(reserving(*members), "reserved-region") == expected
+    assert severity(host(readiness=facts()), "reserved-region") is None
+
+
+def test_groups_that_do_not_tell_their_regions_are_not_checked() -> None:
+    told = "memory that the firmware requires mapped 1:1: no IOMMU group has reserved_regions"
+    assert told in check(host(readiness=facts())).not_checked
+    assert told not in check(reserving()).not_checked
 
 
 def test_a_gpu_that_no_iommu_covers() -> None:

@@ -92,6 +92,17 @@ def test_the_remedy_of_a_wrong_driver_is_a_bind() -> None:
     assert (reason.summary, reason.remedy) == (f"{ID} is on nvidia", f"vfiomgr bind {ID}")
 
 
+@pytest.mark.parametrize(("release", "is_refused"), [("6.12.0", True), ("6.1.0", False)])
+def test_memory_of_the_firmware_is_a_reason_if_the_kernel_refuses_it(
+    release: str, *, is_refused: bool
+) -> None:
+    host = node_of(A40, AUDIO)
+    groups = tuple(replace(group, direct_regions=("f4000-f4fff",)) for group in host.groups)
+    iommu = replace(host.iommu, units=("ivhd0",))
+    made = after(with_facts(host, groups=groups, iommu=iommu, kernel_release=release))
+    assert rules(made) == ({ID: ["reserved-region"]} if is_refused else {})
+
+
 def test_a_missing_node_is_a_reason() -> None:
     host = without_groups(node_of(A40, AUDIO))
     assert summaries(after(host)) == ["/dev/vfio/41 does not exist"]

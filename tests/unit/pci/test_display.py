@@ -54,6 +54,8 @@ def marked(tree: HostTree) -> tuple[PciDevice, ...]:
         (f"{DEVICE}/boot_display: 1", "boot_display is 1"),
         ("proc/iomem: e0000000-e0ffffff : BOOTFB", "BOOTFB is in its memory"),
         (r"proc/iomem: d0-e0 : PCI Bus\n  e0000000-e0ffffff : efifb", "efifb is in its memory"),
+        (rf"proc/iomem: 0-0 : {ADDRESS}\n  0-0 : BOOTFB", "BOOTFB is in its memory"),
+        ("proc/iomem: e0000000-e0ffffff : efidrm", "efidrm is in its memory"),
         ("proc/iomem: efff0000-efffffff : simpledrm", "simpledrm is in its memory"),
         (CONSOLE, "the text console uses its fb2"),
         (MASTER + SCREEN, "Xorg (PID 812) is its DRM master"),

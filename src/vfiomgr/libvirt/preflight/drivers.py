@@ -72,6 +72,8 @@ _ASKED_ELSEWHERE = (
     guards.denied,
     guards.silence,
     guards.isolation,
+    guards.reserved_region,
+    guards.firmware_framebuffer,
     guards.held_by_guest,
     guards.usable_by_pod,
 )

@@ -118,6 +118,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(drivers.managed_and_bound, "managed-and-bound"),
             rule(drivers.not_kept, "binding-not-kept"),
             rule(users.not_viable, "group-not-viable"),
+            rule(users.reserved_regions, "reserved-region"),
             rule(users.shared_with_running, "group-held-by-domain"),
             rule(users.no_reset, "no-reset"),
             rule(users.by_running_domain, "held-by-domain"),

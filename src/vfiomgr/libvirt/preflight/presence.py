@@ -129,6 +129,12 @@ GUARD_RULES = (
         "such a device cannot be reset",
     ),
     GuardRule(
+        "firmware-framebuffer",
+        guards.firmware_framebuffer,
+        lambda device: f": /proc/iomem has {', '.join(device.framebuffers)} below it",
+        "the kernel refuses the BAR to vfio-pci, and the guest's driver fails",
+    ),
+    GuardRule(
         "stuck-device",
         guards.stuck,
         lambda device: f": {device.stuck}",

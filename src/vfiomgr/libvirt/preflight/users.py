@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod
+from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod, reserved_region
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
@@ -161,6 +161,27 @@ def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
             'not viable"',
             _clearance(context.host, own, staying),
         )
+
+
+def reserved_regions(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "failed to set iommu for container" or "failed to set group container"."""
+    for number in sorted(context.groups):
+        own = [taken for taken in context.functions if taken.device.iommu_group == number]
+        for found in reserved_region(context.host, own[0].device) if own else ():
+            yield finding(
+                found.rule,
+                "warning" if found.override else "blocker",
+                found.summary,
+                (
+                    *(context.cite(taken.hostdev) for taken in own),
+                    f"{IOMMU_GROUPS}/{number}/reserved_regions: type direct",
+                ),
+                "a guest that gets the group may break the firmware's access to it"
+                if found.override
+                else "the kernel does not give the group to VFIO: QEMU exits",
+                found.without("allow").remedy,
+                subject=found.subject,
+            )
 
 
 def _clearance(

@@ -10,14 +10,15 @@ from vfiomgr.cli.listing import print_names, view_options
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
-from vfiomgr.passthrough.guards import iommu_off, iommu_unread
+from vfiomgr.listing import first_of
+from vfiomgr.passthrough.guards import iommu_off, iommu_unread, reserved_region
 from vfiomgr.pci.iommu import acs_override_words, blockers
 from vfiomgr.snapshot.filters import filter_options, note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from vfiomgr.cli.listing import View
     from vfiomgr.diagnostic import Diagnostic
@@ -32,6 +33,8 @@ _COLUMNS = (
     *(Column("GROUP"), Column("ISOLATED"), Column("BOUND"), Column("ADDRESS"), cut("NAME")),
     *(Column("DRIVER"), Column("BLOCKS")),
 )
+_MOST = 3
+"""Groups with memory of the firmware that are explained."""
 _USUAL = tuple(column.heading for column in _COLUMNS)
 
 
@@ -74,7 +77,9 @@ def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None
     _tell_of_host(host, off)
     if shown:
         rows = [row for document in shown for row in _rows(document)]
+        numbers = {document["number"] for document in shown}
         view.print(_COLUMNS, rows, _USUAL)
+        _tell_of_regions(host, [group for group in found if group.number in numbers])
     elif host.groups and any(wanted):
         note(wanted.nothing_found(host, f"the {counted(len(host.groups), 'IOMMU group')}"))
     if len(shown) < len(documents):
@@ -106,6 +111,13 @@ def _tell_of_host(host: HostSnapshot, off: Diagnostic | None) -> None:
         say(*(unread or (off.summary,)), f"remedy: {off.remedy}")
 
 
+def _tell_of_regions(host: HostSnapshot, shown: Sequence[IommuGroup]) -> None:
+    found = [each for group in shown for each in _reserved(host, group)]
+    first, more = first_of(found, _MOST, "; see vfiomgr check")
+    for each in (*(f"{one.summary}; remedy: {one.without('allow').hint}" for one in first), *more):
+        note(each)
+
+
 def _fits(host: HostSnapshot, group: IommuGroup, selection: Selection) -> bool:
     """Whether a member meets all criteria."""
     states = selection.wanted.states
@@ -133,7 +145,10 @@ def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, Any]:
         "is_viable": state == "viable",
         "is_isolated": _is_isolated(host, group),
         "bound": _is_bound(host, group),
-        "obstacles": [f"{m['address']} is on {m['driver']}" for m in members if m["is_blocking"]],
+        "obstacles": [
+            *(f"{m['address']} is on {m['driver']}" for m in members if m["is_blocking"]),
+            *(found.summary for found in _reserved(host, group)),
+        ],
         "node": group.node if group.has_node else None,
         "members": members,
     }
@@ -141,12 +156,19 @@ def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, Any]:
 
 def _state(host: HostSnapshot, group: IommuGroup) -> str:
     """Whether a guest could own a group now: viable, blocked, or not-for-guests."""
-    if not host.is_viable(group.number):
+    is_refused = any(found.override is None for found in _reserved(host, group))
+    if not host.is_viable(group.number) or is_refused:
         return "blocked"
     functions = host.group_members(group.number)
     vgpus = (host.vgpus.named(name) for name in group.members)
     is_useful = any(not d.is_bridge for d in functions) or any(vgpus)
     return "viable" if is_useful else "not-for-guests"
+
+
+def _reserved(host: HostSnapshot, group: IommuGroup) -> Iterator[Diagnostic]:
+    """Why the kernel assigns none of its functions, whatever driver they are on."""
+    functions = [d for d in host.group_members(group.number) if not d.is_bridge]
+    return reserved_region(host, functions[0]) if functions else iter(())
 
 
 def _member(host: HostSnapshot, name: str, blocking: Collection[str]) -> dict[str, Any]:

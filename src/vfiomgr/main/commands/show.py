@@ -9,13 +9,13 @@ import click
 
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
-from vfiomgr.diagnostic import READ_IT
+from vfiomgr.diagnostic import READ_IT, refuse_if_any
 from vfiomgr.engine.host import tell_of_cut_off_runs
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import iommu_unread
+from vfiomgr.passthrough.guards import iommu_unread, unusable
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
@@ -129,9 +129,10 @@ def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:
-    """The reason why `vfiomgr bind` would refuse the device, if it would."""
+    """Why `vfiomgr bind` would refuse the device, or no guest can use it as it is bound."""
     try:
         plan(host, Bind((device.address,)))
+        refuse_if_any(unusable(host, device) if device.is_on_vfio else ())
     except Refusal as refusal:
         return refusal
     return None
@@ -281,9 +282,7 @@ def _readiness(
     if unread:
         yield ("guest-ready", f"unknown: {'; '.join(unread)}")
         yield ("remedy", READ_IT)
-    elif (
-        device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group)
-    ):
+    elif _is_usable(host, device):
         nodes = host.existing_nodes(device)
         yield ("guest-ready", f"yes, VFIO node{'s' if len(nodes) > 1 else ''}: {', '.join(nodes)}")
     elif host.vgpus.is_vendor_function(device) and host.vgpus.is_ready_for_guests(device):
@@ -293,6 +292,13 @@ def _readiness(
         yield ("remedy", str(facts["remedy"]))
     else:
         yield ("guest-ready", f"not yet: vfiomgr bind {device.address}")
+
+
+def _is_usable(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether a guest can open the function on its VFIO driver, and use it."""
+    if not device.is_on_vfio or device.iommu_group is None or any(unusable(host, device)):
+        return False
+    return host.is_viable(device.iommu_group)
 
 
 def _size(size: int) -> str:

@@ -33,7 +33,7 @@ from vfiomgr.check.model import DeviceNode, KernelModule, MemlockLimit
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.pci.iommu import IommuState
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
 from vfiomgr.units import Version
 from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import describe_type
@@ -56,6 +56,7 @@ DEFINITION = DefinitionFacts(
         ),
     )
 )
+BOOTFB = f"BOOTFB{IN_ITS_MEMORY}"
 BUSY = DeviceUser("/dev/vfio/1", 4711, "qemu-system-x86", None, (), "other")
 SAME_DEVICES = xml(name="other").replace("<name>", f"<uuid>{OTHER}</uuid><name>")
 
@@ -97,6 +98,16 @@ def switched(*, taken: int) -> HostSnapshot:
     return host(*switches)
 
 
+def reserving() -> HostSnapshot:
+    """A host whose firmware wants memory mapped 1:1 for a network adapter."""
+    plain = host()
+    groups = [
+        replace(group, direct_regions=("f4000-f4fff",) if group.number == NIC.iommu_group else ())
+        for group in plain.groups
+    ]
+    return with_facts(plain, groups=tuple(groups))
+
+
 CASES = [
     Case(
         "device-missing",
@@ -135,6 +146,21 @@ CASES = [
         "vfiomgr bind 0000:01:00.0 --with-group",
         "/sys/kernel/iommu_groups/1/devices/0000:02:00.0: on e1000e",
         Side(host=host(replace(NIC, iommu_group=1))),
+    ),
+    Case(
+        "reserved-region",
+        "blocker",
+        Side(xml(NIC_ELEMENT), reserving()),
+        "assign a device of another IOMMU group",
+        "/sys/kernel/iommu_groups/2/reserved_regions: type direct",
+        Side(xml(GPU_ELEMENT + pci_element("0000:01:00.1")), reserving()),
+    ),
+    Case(
+        "firmware-framebuffer",
+        "blocker",
+        Side(host=host(replace(GPU, class_code="038000", display_signs=(BOOTFB,)))),
+        "add initcall_blacklist=sysfb_init to the kernel command line",
+        "/proc/iomem has BOOTFB below it",
     ),
     Case(
         "managed-vendor-function",
