@@ -218,9 +218,9 @@ def _lay_out_iommu(sysfs: Sysfs, machine: Machine, listed: Sequence[Listed]) -> 
     if machine.kind not in ("power", "arm-board"):
         sysfs.put_bytes(f"{tables}/FACP", b"FACP", 0o400)
     if machine.firmware_iommu and machine.kind not in ("power", "arm-board"):
-        flags = 1 if machine.remaps_interrupts else 0
-        header = struct.pack("<4s32xBB", table.encode(), machine.iommu_bits - 1, flags)
-        sysfs.put_bytes(f"{tables}/{table}", header.ljust(64, b"\0"), 0o400)
+        sysfs.put_bytes(f"{tables}/{table}", _table(machine, table), 0o400)
+    if machine.kind in ("power", "arm-board") and not sysfs.exists("/proc/device-tree"):
+        sysfs.put("/proc/device-tree/model", "a board")
     if not machine.iommu:
         return
     unit, attributes = _unit(machine)
@@ -232,6 +232,18 @@ def _lay_out_iommu(sysfs: Sysfs, machine: Machine, listed: Sequence[Listed]) -> 
             sysfs.link(f"{unit}/devices/{each.address}", place)
             sysfs.link(f"{place}/iommu", unit)
     sysfs.link(f"/sys/class/iommu/{unit.rpartition('/')[2]}", unit)
+
+
+def _table(machine: Machine, name: str) -> bytes:
+    """DMAR or IVRS with width and flags; IORT with an ITS, and an SMMUv3 if that is enabled."""
+    if name != "IORT":
+        flags = 1 if machine.remaps_interrupts else 0
+        return struct.pack("<4s32xBB", name.encode(), machine.iommu_bits - 1, flags).ljust(
+            64, b"\0"
+        )
+    kinds = (0, 4) if machine.iommu else (0,)
+    nodes = b"".join(struct.pack("<BH", kind, 24).ljust(24, b"\0") for kind in kinds)
+    return struct.pack("<4s32xII4x", b"IORT", len(kinds), 48) + nodes
 
 
 def _unit(machine: Machine) -> tuple[str, dict[str, str]]:

@@ -48,19 +48,18 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
 def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report functions that no IOMMU covers, if the host has one: GPUs one by one."""
     why = "VFIO requires that an IOMMU isolates the function"
-    own, others = gpus(host), list[tuple[PciDevice, Diagnostic]]()
+    own, others = gpus(host), dict[str, list[PciDevice]]()
     for device in host.devices:
         for found in () if device.is_bridge else guards.isolation(host, device):
             if device not in own:
-                others.append((device, found))
+                others.setdefault(found.remedy, []).append(device)
                 continue
             title = f"{device} has no IOMMU group"
             shown = (_no_group(device),)
             yield finding("no-group", "warning", title, shown, why, found.remedy, subject=device)
-    if others:
-        title = f"{counted(len(others), 'function')} without an IOMMU group"
-        evidence = tuple(_no_group(device) for device, _ in others)
-        yield finding("no-group", "warning", title, evidence, why, others[0][1].remedy)
+    for remedy, devices in others.items():
+        title = f"{counted(len(devices), 'function')} without an IOMMU group"
+        yield finding("no-group", "warning", title, tuple(map(_no_group, devices)), why, remedy)
 
 
 def _no_group(device: PciDevice) -> str:

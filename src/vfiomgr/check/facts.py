@@ -49,9 +49,15 @@ _TOOLS = (
     "zypper",
     "pacman",
 )
-_FILES = ("/etc/kernel/cmdline", "/boot/refind_linux.conf")
-"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries, and those
-of rEFInd."""
+_FILES = (
+    "/etc/kernel/cmdline",
+    "/boot/refind_linux.conf",
+    "/boot/extlinux/extlinux.conf",
+    "/boot/armbianEnv.txt",
+    "/boot/firmware/cmdline.txt",
+)
+"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries, those of
+rEFInd, and those of boards with U-Boot or the loader of Raspberry Pi."""
 
 
 def read_distribution(tree: HostTree) -> Distribution | None:

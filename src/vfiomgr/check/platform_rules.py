@@ -45,14 +45,17 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         why = "VFIO assigns only devices that an IOMMU isolates from the rest of memory"
         yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
         return
-    is_for_words = command_line_words(host) is not None
+    is_of_xen = host.kernel.runs_on == "xen"
+    is_for_words = command_line_words(host) is not None and not is_of_xen
     how = command_line(host.readiness) if is_for_words else ""
     yield finding(
         "iommu",
         "blocker",
-        "the IOMMU is off",
+        off.summary if is_of_xen else "the IOMMU is off",
         evidence,
-        "without an IOMMU a guest's device could write to all of the host's memory, so VFIO "
+        "Xen assigns devices itself, with its driver pciback"
+        if is_of_xen
+        else "without an IOMMU a guest's device could write to all of the host's memory, so VFIO "
         "refuses it",
         f"{off.remedy}{how}",
     )
@@ -93,7 +96,11 @@ def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
     if host.readiness is not None and host.readiness.has_acpi_tables:
         tables = ", ".join(host.iommu.firmware_tables) or "none of DMAR, IVRS, IORT"
         yield f"/sys/firmware/acpi/tables: {tables}"
-    words = [word for word in host.kernel.words if "iommu" in word]
+    if host.kernel.runs_on == "xen":
+        yield "/sys/hypervisor/type: xen"
+    elif host.kernel.runs_on == "guest" and not host.iommu.is_on:
+        yield "this is a virtual machine (/proc/cpuinfo, /sys/class/dmi/id/sys_vendor)"
+    words = [word for word in host.kernel.words if "iommu" in word or "smmu" in word]
     if words:
         yield f"/proc/cmdline: {' '.join(words)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import ACPI_TABLES, BOOT_ID, MODULE_DIRECTORIES, HostPath
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _WORD = expression(r'(?:[^\s"]|"[^"]*"?)+')
+_DEVICE_TREE = HostPath("/proc/device-tree")
+_VENDOR = HostPath("/sys/class/dmi/id/sys_vendor")
 _RELEASE = HostPath("/proc/sys/kernel/osrelease")
 _ARCHITECTURES = (
     ("flags", "x86_64"),
@@ -49,6 +51,10 @@ class KernelFacts(
     """The physical address width of an x86 CPU; None for other CPUs."""
     architecture: str | None = None
     """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
+    runs_on: Literal["xen", "guest"] | None = None
+    """`xen`: it controls a Xen host, as dom0; `guest`: in a virtual machine; None: neither seen."""
+    has_device_tree: bool = False
+    """Whether a device tree describes the machine, and no ACPI tables of a firmware."""
 
     @property
     def version(self) -> Version | None:
@@ -94,7 +100,36 @@ def read_kernel(tree: HostTree) -> KernelFacts:
         cpu_vendor=cpu.get("vendor_id"),
         cpu_address_bits=_address_bits(cpu),
         architecture=_architecture(tree, cpu),
+        runs_on=_runs_on(tree, cpu),
+        has_device_tree=tree.exists(_DEVICE_TREE) and not tree.exists(ACPI_TABLES),
     )
+
+
+_XEN = HostPath("/sys/hypervisor")
+_DOM0 = 1 << 11
+"""XENFEAT_dom0 in include/xen/interface/features.h."""
+
+
+def _runs_on(tree: HostTree, cpu: dict[str, str]) -> Literal["xen", "guest"] | None:
+    """What the kernel runs on, by Xen's files, the CPU, and the vendor of the virtual machine.
+
+    A Xen kernel of which neither file is readable is taken for dom0, as guests have few functions.
+    """
+    if tree.read(_XEN / "type") == "xen":
+        capabilities = tree.read(HostPath("/proc/xen/capabilities"))
+        features = tree.read(_XEN / "properties/features")
+        has_bit = features is not None and bool(_number(features) & _DOM0)
+        is_unknown = capabilities is None and features is None
+        return "xen" if is_unknown or has_bit or "control_d" in (capabilities or "") else "guest"
+    is_guest = "hypervisor" in cpu.get("flags", "").split()
+    return "guest" if is_guest or tree.read(_VENDOR) == "QEMU" else None
+
+
+def _number(hexadecimal: str) -> int:
+    try:
+        return int(hexadecimal, 16)
+    except ValueError:
+        return 0
 
 
 def _cpu(tree: HostTree) -> dict[str, str]:

@@ -106,6 +106,9 @@ def iommu_off(host: HostSnapshot) -> Diagnostic | None:
         return None
     for text in iommu_unread(host):
         return blocker("iommu", "", f"cannot determine {text}", READ_IT)
+    if host.kernel.runs_on == "xen":
+        uses = "Xen uses the IOMMU: VFIO cannot assign devices in dom0"
+        return blocker("iommu", "", uses, iommu_remedy(host))
     unsafe = (
         "; no-IOMMU mode is on, which lets a guest write to all of the host's memory"
         if host.vfio.is_noiommu_on
@@ -167,8 +170,22 @@ def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             "no-group",
             device,
             f"{device} has no IOMMU group and cannot be assigned",
-            INSTEAD if host.is_integrated(device) else "move it to a slot that an IOMMU covers",
+            _covered(host, device),
         )
+
+
+def _covered(host: HostSnapshot, device: PciDevice) -> str:
+    """How a function gets an IOMMU group; those of chipset and CPU have no slot to be moved from.
+
+    igfx_off leaves Intel's GPUs out (intel_iommu_setup in drivers/iommu/intel/iommu.c).
+    """
+    given = parameters(host.kernel.command_line, "intel_iommu")
+    is_intel_gpu = device.vendor_id == "8086" and device.class_code.startswith(CLASS_DISPLAY)
+    if is_intel_gpu and any("igfx_off" in one.value.split(",") for one in given):
+        return "remove igfx_off from intel_iommu= on the kernel command line, and reboot"
+    if host.is_integrated(device):
+        return "assign another device: no IOMMU covers this part of the chipset or CPU"
+    return "move it to a slot that an IOMMU covers"
 
 
 def reserved_region(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

@@ -214,10 +214,10 @@ def put_right(
 ) -> None:
     """Bind functions that a host driver bound first, and report the result.
 
-    The safety checks of `bind` apply, except for the console's display and vGPU functions: the user
-    allowed those when the rule was written.
+    The safety checks of `bind` apply, except for the console's display, vGPU functions and memory
+    of the firmware: the user allowed those when the rule was written.
     """
-    allow: frozenset[Override] = frozenset({"boot-display", "vgpu-function"})
+    allow: frozenset[Override] = frozenset({"boot-display", "vgpu-function", "reserved-region"})
     for slot in sorted({binding.address.slot for binding in bindings}):
         here = [binding for binding in bindings if binding.address.slot == slot]
         addresses = tuple(binding.address for binding in here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import listed
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY
 from vfiomgr.units import MIB, Version
@@ -123,19 +124,31 @@ def is_vt_d(host: HostSnapshot) -> bool:
 
 
 class _Kind(Value):
-    """An IOMMU platform: its name in firmware setups, and its kernel options."""
+    """An IOMMU platform: its name in firmware setups, and its parameters of the kernel."""
 
     firmware: str
-    off: frozenset[str] = frozenset()
+    off: tuple[str, ...] = ()
+    """The parameters that can switch it off."""
     on: str = ""
 
 
-_VT_D = _Kind("VT-d", frozenset({"intel_iommu=off", "iommu=off"}), "intel_iommu=on")
-_AMD = _Kind("AMD-Vi (IOMMU)", frozenset({"amd_iommu=off", "iommu=off"}))
-_ARM = _Kind("the SMMU (IOMMU)")
+_OFF = {
+    "intel_iommu": {"off"},
+    "amd_iommu": {"off"},
+    "iommu": {"off", "soft"},
+    "acpi": {"off"},
+    "arm-smmu.disable": {"1", "y", "Y", ""},
+    "arm-smmu-v3.disable": {"1", "y", "Y", ""},
+}
+"""The values that switch an IOMMU off or keep the kernel from using it
+(Documentation/admin-guide/kernel-parameters.txt; the last two are of vendors' kernels)."""
+_BLACKLISTS = ("initcall_blacklist", "module_blacklist")
+_VT_D = _Kind("VT-d", ("intel_iommu", "iommu", "acpi"), "intel_iommu=on")
+_AMD = _Kind("AMD-Vi (IOMMU)", ("amd_iommu", "iommu", "acpi"))
+_ARM = _Kind("the SMMU (IOMMU)", ("arm-smmu.disable", "arm-smmu-v3.disable"))
 _OTHER = _Kind("the IOMMU")
-_OFF = _VT_D.off | _AMD.off
-_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _OFF, "intel_iommu=on")
+_X86 = ("intel_iommu", "amd_iommu", "iommu", "acpi")
+_UNKNOWN = _Kind("VT-d or AMD-Vi (IOMMU)", _X86, "intel_iommu=on")
 _BY_TABLE = {"DMAR": _VT_D, "IVRS": _AMD, "IORT": _ARM}
 _BY_CPU = {
     "GenuineIntel": _VT_D,
@@ -149,34 +162,90 @@ _BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
 _ARM_RELEASES = ("arm64", "aarch64")
 _FIRST_WITH_EARLY_GROUPS = Version(6, 15)
 """Since bcb81ac6ae3c in drivers/iommu/iommu.c; before, a probe reads IORT and device trees."""
+_VIRTUAL = "add {} to this virtual machine, on its host"
+_VIRTUAL_X86 = "a virtual IOMMU (libvirt: <iommu model='intel'/>, QEMU: -device intel-iommu)"
+_VIRTUAL_ARM = "a virtual SMMU (libvirt: <iommu model='smmuv3'/>, QEMU: -machine virt,iommu=smmuv3)"
+_XEN = "xl pci-assignable-add ADDRESS, then: xl pci-attach DOMAIN ADDRESS"
+_QUBES = (
+    "qvm-pci attach --persistent QUBE dom0:BUS_DEVICE.FUNCTION (for a device that cannot be reset "
+    "add: --option no-strict-reset=True)"
+)
 
 
 def iommu_remedy(host: HostSnapshot) -> str:
-    """Return the instructions that enable the IOMMU of this host.
+    """Return the instructions that enable the IOMMU of this host, by the cause.
 
     The kernel uses an AMD IOMMU or an SMMU as soon as the firmware describes it; an Intel IOMMU may
     need a kernel option (Documentation/admin-guide/kernel-parameters.txt).
     """
-    kind = _kind(host)
-    steps = [] if host.iommu.firmware_tables else [f"enable {kind.firmware} in the firmware setup"]
+    if host.kernel.runs_on == "xen":
+        is_qubes = "qubes" in (host.kernel.release or "")
+        return f"assign devices with Xen: {_QUBES if is_qubes else _XEN}"
     words = command_line_words(host)
-    if words is not None:
-        steps.append(words)
-    look = "check dmesg for smmu" if kind is _ARM else "check dmesg for IOMMU"
+    steps = list(filter(None, (_before_boot(host, words), words)))
+    look = "check dmesg for smmu" if _kind(host) is _ARM else "check dmesg for IOMMU"
     return f"{', '.join(steps) or look}; then reboot and run: vfiomgr groups"
+
+
+def _before_boot(host: HostSnapshot, words: str | None) -> str | None:
+    """Return what firmware, device tree or virtual machine lack; None if they describe an IOMMU.
+
+    A firmware of Arm always has the table IORT, whether or not it has SMMUs.
+    """
+    kind, smmus = _kind(host), host.iommu.smmus
+    setup = f"enable {kind.firmware} in the firmware setup"
+    if host.iommu.firmware_tables:
+        if kind is _ARM and smmus == 0:
+            return f"{setup} (the table IORT lists none)"
+        is_unread = kind is _ARM and smmus is None and words is None
+        return f"{setup}, or check dmesg for smmu if it is enabled" if is_unread else None
+    if host.kernel.runs_on == "guest":
+        return _VIRTUAL.format(_VIRTUAL_ARM if kind is _ARM else _VIRTUAL_X86)
+    if not host.kernel.has_device_tree:
+        return setup
+    if words is not None:
+        return None
+    return f"use a device tree that enables {kind.firmware} for PCIe, if this machine has one"
 
 
 def command_line_words(host: HostSnapshot) -> str | None:
     """Return the necessary change of the kernel command line; None if there is none."""
-    kind = _kind(host)
-    off = kind.off if _told(host) else _OFF
-    switched_off = [word for word in host.kernel.words if word in off]
-    if switched_off:
-        return f"remove {' '.join(switched_off)} from the kernel command line"
-    if kind.on and kind.on not in host.kernel.words:
+    kind, text = _kind(host), host.kernel.command_line
+    is_sure = kind in (_ARM, _OTHER) or _told(host) is not None
+    is_on = _last_of_intel(text) == "on"
+    off = [
+        one.word
+        for name in (kind.off if is_sure else _X86)
+        if not (name == "intel_iommu" and is_on)
+        for one in parameters(text, name)
+        if not _OFF[name].isdisjoint(one.value.split(","))
+    ]
+    blacklists = [(n, one) for n in _BLACKLISTS for one in parameters(text, n)]
+    parts: list[str] = []
+    for name, one in blacklists:
+        ours = [each for each in one.value.split(",") if _is_of_iommu(each)]
+        if ",".join(ours) == one.value:
+            off += [one.word] if ours else []
+        elif ours:
+            parts.append(f"remove {','.join(ours)} from {name}= on the kernel command line")
+    if off or parts:
+        words = [f"remove {' '.join(off)} from the kernel command line"] if off else []
+        return ", ".join((*words, *parts))
+    if kind.on and not is_on:
         which = " (on an Intel host)" if kind is _UNKNOWN else ""
         return f"add {kind.on} to the kernel command line{which}"
     return None
+
+
+def _last_of_intel(text: str | None) -> str | None:
+    """The value of intel_iommu= that counts (intel_iommu_setup in drivers/iommu/intel/iommu.c)."""
+    values = (value for one in parameters(text, "intel_iommu") for value in one.value.split(","))
+    return next((v for v in reversed(list(values)) if v in ("on", "off")), None)
+
+
+def _is_of_iommu(name: str) -> bool:
+    """Whether an initcall or a module belongs to a driver of IOMMUs."""
+    return ("iommu" in name or "smmu" in name) and not name.startswith("vfio")
 
 
 def _kind(host: HostSnapshot) -> _Kind:
@@ -188,13 +257,15 @@ def _told(host: HostSnapshot) -> _Kind | None:
 
 
 def _guessed(host: HostSnapshot) -> _Kind:
-    """Guess the platform from CPU and architecture if no firmware table describes the IOMMU."""
-    cpu = _BY_CPU.get((host.kernel.cpu_vendor or "").strip())
-    if cpu is not None:
-        return cpu
-    if any(name in (host.kernel.release or "") for name in _ARM_RELEASES):
+    """Guess the platform from CPU and architecture if no firmware table describes the IOMMU.
+
+    A virtual machine with an x86 CPU of any vendor can have an Intel IOMMU.
+    """
+    kind = _BY_CPU.get((host.kernel.cpu_vendor or "").strip())
+    if kind is None and any(name in (host.kernel.release or "") for name in _ARM_RELEASES):
         return _ARM
-    return _BY_ARCHITECTURE.get(host.kernel.architecture, _OTHER)
+    kind = kind or _BY_ARCHITECTURE.get(host.kernel.architecture, _OTHER)
+    return _VT_D if host.kernel.runs_on == "guest" and kind in (_AMD, _UNKNOWN) else kind
 
 
 def gets_group_late(host: HostSnapshot, device: PciDevice) -> bool:

@@ -268,7 +268,15 @@ def test_bridges_are_refused() -> None:
         ),
         ("HygonGenuine", ("IVRS",), "quiet", "check dmesg for IOMMU"),
         (None, ("IVRS",), "quiet", "check dmesg for IOMMU"),
-        (None, ("IORT",), "quiet", "check dmesg for smmu"),
+        (
+            None,
+            ("IORT",),
+            "quiet",
+            (
+                "enable the SMMU (IOMMU) in the firmware setup, or check dmesg for smmu if it is "
+                "enabled"
+            ),
+        ),
         (None, ("DMAR",), "quiet", "add intel_iommu=on to the kernel command line"),
         (
             None,
@@ -322,6 +330,31 @@ def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], h
 def test_a_device_outside_of_all_groups_is_refused() -> None:
     host = host_of(NIC, replace(GPU, iommu_group=None))
     assert "has no IOMMU group" in refusal(host, "0000:04:00.0").message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "hint"),
+    [
+        ({}, "intel_iommu=on", "move it to a slot that an IOMMU covers"),
+        ({"bridge_path": "pci0000:00"}, "intel_iommu=on", "assign another device: no IOMMU covers"),
+        (
+            {"bridge_path": "pci0000:00", "vendor_id": "8086", "class_code": "030000"},
+            "intel_iommu=on,igfx_off",
+            "remove igfx_off from intel_iommu= on the kernel command line, and reboot",
+        ),
+        (
+            {"bridge_path": "pci0000:00", "vendor_id": "8086", "class_code": "040300"},
+            "intel_iommu=on,igfx_off",
+            "assign another device: no IOMMU covers",
+        ),
+    ],
+)
+def test_how_a_device_gets_a_group_depends_on_what_it_is(
+    changes: dict[str, Any], words: str, hint: str
+) -> None:
+    lone = replace(GPU, iommu_group=None, **changes)
+    host = with_facts(host_of(NIC, lone), kernel_command_line=words)
+    assert refusal(host, "0000:04:00.0").hint.startswith(hint)
 
 
 def on_arm(**changes: Any) -> HostSnapshot:
