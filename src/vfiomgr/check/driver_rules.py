@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.model import add_line, command_line
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough import guards
+from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES
 from vfiomgr.pci.drivers import parse_pci_ids
@@ -50,7 +50,7 @@ def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
     why = "VFIO requires that an IOMMU isolates the function"
     own, others = gpus(host), dict[str, list[PciDevice]]()
     for device in host.devices:
-        for found in () if device.is_bridge else guards.isolation(host, device):
+        for found in () if device.is_bridge else isolation.isolation(host, device):
             if device not in own:
                 others.setdefault(found.remedy, []).append(device)
                 continue
@@ -101,7 +101,7 @@ def reserved_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
     wanted, others = set(_numbers(of_guests)), list[str]()
     for group in host.groups:
         members = [d for d in _endpoints(host, group.number) if not d.is_boot_display]
-        for found in guards.reserved_region(host, members[0]) if members else ():
+        for found in isolation.reserved_region(host, members[0]) if members else ():
             place = f"{IOMMU_GROUPS}/{group.number}/reserved_regions"
             shown = tuple(f"{place}: {region} direct" for region in group.direct_regions or ())
             if group.number not in wanted:

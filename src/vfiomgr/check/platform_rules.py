@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import add_line, command_line, install_modules, load_at_boot
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.passthrough import guards
+from vfiomgr.passthrough import isolation
 from vfiomgr.paths import (
     IOMMU_GROUPS,
     IOMMU_NODE,
@@ -40,7 +40,7 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
     if not host.devices or not host.iommu.is_known:
         return
     evidence = tuple(_iommu_evidence(host))
-    off = guards.iommu_off(host)
+    off = isolation.iommu_off(host)
     if off is None:
         why = "VFIO assigns only devices that an IOMMU isolates from the rest of memory"
         yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
@@ -68,7 +68,7 @@ def unread(host: HostSnapshot) -> Iterator[str]:
     """
     if not host.devices:
         return
-    yield from guards.iommu_unread(host)
+    yield from isolation.iommu_unread(host)
     facts = host.readiness
     if facts is None:
         yield "whether vfio-pci is available: not in the snapshot"

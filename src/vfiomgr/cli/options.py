@@ -240,7 +240,10 @@ def allow_option(
     *overrides: Override, text: str = "Override a safety check (the error message names it)."
 ) -> Callable[[Any], Any]:
     """The option that overrides safety checks; `text` is its help."""
-    return click.option("--allow", multiple=True, type=click.Choice(overrides), help=text)
+    named = f"{text}  [{', '.join(overrides)}]"
+    return click.option(
+        "--allow", multiple=True, type=click.Choice(overrides), metavar="CHECK", help=named
+    )
 
 
 _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {

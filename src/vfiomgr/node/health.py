@@ -18,7 +18,7 @@ from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFa
 from vfiomgr.expressions import expression
 from vfiomgr.node.messages import Problem
 from vfiomgr.node.model import HealthFacts, NodeUnit
-from vfiomgr.passthrough.guards import reserved_region
+from vfiomgr.passthrough.isolation import reserved_region
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import PCI_DEVICES, VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import LEAVE_IT_OUT, READ_IT, Diagnostic, Option, Remedy, allow, blocker
-from vfiomgr.host.kernel import parameters
-from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
+from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
+from vfiomgr.passthrough.isolation import iommu_off, isolation, reserved_region
 from vfiomgr.pci.drivers import PLAIN, PLAIN_MODULE, best_variant
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
 from vfiomgr.pci.slots import chipset_role
 from vfiomgr.rules.runner import kernel_option
-from vfiomgr.snapshot.hardware import direct_mapping, gets_group_late, iommu_remedy, is_vt_d
 from vfiomgr.units import Version, counted
 
 if TYPE_CHECKING:
@@ -93,35 +91,6 @@ def behind_controller(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnos
     )
 
 
-def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
-    """The missing facts about the state of the IOMMU; empty if the state is known."""
-    if host.iommu.is_known:
-        return ()
-    return (f"whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor {IOMMU_UNITS}",)
-
-
-def iommu_off(host: HostSnapshot) -> Diagnostic | None:
-    """Return the diagnostic for a host without active IOMMU; None if the IOMMU is on."""
-    if host.iommu.is_on:
-        return None
-    for text in iommu_unread(host):
-        return blocker("iommu", "", f"cannot determine {text}", READ_IT)
-    if host.kernel.runs_on == "xen":
-        uses = "Xen uses the IOMMU: VFIO cannot assign devices in dom0"
-        return blocker("iommu", "", uses, iommu_remedy(host))
-    unsafe = (
-        "; no-IOMMU mode is on, which lets a guest write to all of the host's memory"
-        if host.vfio.is_noiommu_on
-        else ""
-    )
-    return blocker(
-        "iommu",
-        "",
-        "the IOMMU is off: this kernel has no IOMMU groups, so no device can be assigned" + unsafe,
-        iommu_remedy(host),
-    )
-
-
 def denied(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse devices on vfio-pci's denylist, unless a variant driver accepts them."""
     is_served = host.vfio.is_denylist_off or best_variant(host.variants, device.modalias)
@@ -161,75 +130,6 @@ def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{device} does not answer: its configuration space reads as all ones",
             "check dmesg, then power-cycle the device or the host",
         )
-
-
-def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse a function without IOMMU group: a guest could write to all of the host's memory."""
-    if host.iommu.is_on and device.iommu_group is None and not gets_group_late(host, device):
-        yield blocker(
-            "no-group",
-            device,
-            f"{device} has no IOMMU group and cannot be assigned",
-            _covered(host, device),
-        )
-
-
-def _covered(host: HostSnapshot, device: PciDevice) -> str:
-    """How a function gets an IOMMU group; those of chipset and CPU have no slot to be moved from.
-
-    igfx_off leaves Intel's GPUs out (intel_iommu_setup in drivers/iommu/intel/iommu.c).
-    """
-    given = parameters(host.kernel.command_line, "intel_iommu")
-    is_intel_gpu = device.vendor_id == "8086" and device.class_code.startswith(CLASS_DISPLAY)
-    if is_intel_gpu and any("igfx_off" in one.value.split(",") for one in given):
-        return "remove igfx_off from intel_iommu= on the kernel command line, and reboot"
-    if host.is_integrated(device):
-        return "assign another device: no IOMMU covers this part of the chipset or CPU"
-    return "move it to a slot that an IOMMU covers"
-
-
-def reserved_region(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse a group with memory that the firmware wants mapped 1:1, as the kernel does."""
-    found = direct_mapping(host, device.iommu_group)
-    if found is None:
-        return
-    effect = "so the kernel refuses it for guests"
-    if not found.is_refused:
-        effect = "which this kernel may cut off when a guest gets the group"
-    yield blocker(
-        "reserved-region",
-        f"IOMMU group {device.iommu_group}",
-        f"IOMMU group {device.iommu_group} has memory that the firmware requires mapped 1:1 "
-        f"({found}), {effect}",
-        *_without_region(host),
-        *(() if found.is_refused else (allow("reserved-region"),)),
-        override=None if found.is_refused else "reserved-region",
-    )
-
-
-_RELAXED = "relax_rmrr"
-"""A value of intel_iommu= that only patched kernels read."""
-_FIRST_PROXMOX_WITH_IT = Version(6, 5)
-
-
-def _without_region(host: HostSnapshot) -> Iterator[str]:
-    """What to do about a region that the kernel does not give up: no setting of Linux does."""
-    other = "assign a device of another IOMMU group, or use another host"
-    if not is_vt_d(host):
-        yield f"ask the vendor for firmware without this region, or {other}"
-        return
-    values = parameters(host.kernel.command_line, "intel_iommu")
-    release, version = host.kernel.release or "", host.kernel.version
-    if any(_RELAXED in one.value.split(",") for one in values):
-        yield f"{other}: this kernel does not know intel_iommu={_RELAXED}"
-    elif "-pve" in release and version is not None and version >= _FIRST_PROXMOX_WITH_IT:
-        yield (
-            f"write intel_iommu=on,{_RELAXED} on the kernel command line and reboot, if the "
-            "firmware may lose its access to this memory"
-        )
-        yield other
-    else:
-        yield f"{other}; only kernels with the patch {_RELAXED} assign it nevertheless"
 
 
 _FIRST_EVICTING = Version(6, 0)

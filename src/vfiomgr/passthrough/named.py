@@ -51,7 +51,11 @@ class BindOptions(Keywords, total=False):
     ]
     with_group: Annotated[bool, Option("Bind all devices of the IOMMU group.")]
     allow: Annotated[
-        Iterable[Override], Option("Override a safety check (the error message names it).")
+        Iterable[Override],
+        Option(
+            f"Override a safety check (the error message names it).  [{', '.join(OVERRIDES)}]",
+            metavar="CHECK",
+        ),
     ]
     reset_method: Annotated[ResetMethod | None, Option("Use only this reset method until unbind.")]
     no_d3cold: Annotated[bool, Option("Forbid D3cold until unbind.")]

@@ -76,7 +76,7 @@ class KeptSnapshot:
         self._host: HostSnapshot | None = None
         self._devices: dict[PciAddress, PciDevice] = {}
         self._groups: dict[int, IommuGroup] = {}
-        self._console = pci_facts.ConsoleState([], None, {})
+        self._console = pci_facts.ConsoleState((), None, {})
         self._stamps: dict[str, object] = {}
         self._reader = AttributeReader(tree)
 

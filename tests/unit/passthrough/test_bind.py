@@ -336,7 +336,7 @@ def test_a_device_outside_of_all_groups_is_refused() -> None:
     ("changes", "words", "hint"),
     [
         ({}, "intel_iommu=on", "move it to a slot that an IOMMU covers"),
-        ({"bridge_path": "pci0000:00"}, "intel_iommu=on", "assign another device: no IOMMU covers"),
+        ({"bridge_path": "pci0000:00"}, "intel_iommu=on", "move it to a slot that an IOMMU covers"),
         (
             {"bridge_path": "pci0000:00", "vendor_id": "8086", "class_code": "030000"},
             "intel_iommu=on,igfx_off",

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device, with_facts
-from vfiomgr.passthrough.guards import iommu_off
+from vfiomgr.passthrough.isolation import iommu_off
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.snapshot.hardware import command_line_words, iommu_remedy
 

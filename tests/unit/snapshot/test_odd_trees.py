@@ -13,7 +13,7 @@ from tests import api
 from tests.fakes.kernel import FakeKernel
 from vfiomgr.errors import UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.passthrough.guards import iommu_off
+from vfiomgr.passthrough.isolation import iommu_off
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.named import find_address

@@ -13,7 +13,7 @@ from vfiomgr.check import platform_rules
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.kata.facts import VFIO_MODES
 from vfiomgr.kata.model import is_cdi_gpu
-from vfiomgr.passthrough.guards import iommu_unread, isolation
+from vfiomgr.passthrough.isolation import iommu_unread, isolation
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.rules.runner import RuleSet, register, rule

@@ -42,7 +42,7 @@ from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion
-from vfiomgr.passthrough.guards import iommu_unread
+from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.snapshot.session import Session, pass_session
 

@@ -11,7 +11,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook import OPT_IN
 from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
-from vfiomgr.passthrough import guards
+from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.readiness_hints import (
     as_commands,
@@ -71,8 +71,8 @@ _ASKED_ELSEWHERE = (
     guards.bridge,
     guards.denied,
     guards.silence,
-    guards.isolation,
-    guards.reserved_region,
+    isolation.isolation,
+    isolation.reserved_region,
     guards.firmware_framebuffer,
     guards.held_by_guest,
     guards.usable_by_pod,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import sysfs
-from vfiomgr.passthrough import guards
+from vfiomgr.passthrough import guards, isolation
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
@@ -151,7 +151,7 @@ GUARD_RULES = (
     ),
     GuardRule(
         "no-group",
-        guards.isolation,
+        isolation.isolation,
         lambda _: " has no iommu_group",
         "VFIO supports only functions that the IOMMU isolates",
     ),

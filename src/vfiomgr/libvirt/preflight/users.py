@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod, reserved_region
+from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod
+from vfiomgr.passthrough.isolation import reserved_region
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers

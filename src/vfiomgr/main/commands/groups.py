@@ -11,7 +11,7 @@ from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import iommu_off, iommu_unread, reserved_region
+from vfiomgr.passthrough.isolation import iommu_off, iommu_unread, reserved_region
 from vfiomgr.pci.iommu import acs_override_words, blockers
 from vfiomgr.snapshot.filters import filter_options, note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session

@@ -15,7 +15,8 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import iommu_unread, unusable
+from vfiomgr.passthrough.guards import unusable
+from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind

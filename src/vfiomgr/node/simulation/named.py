@@ -13,7 +13,7 @@ from vfiomgr.node.dra.plan import pools
 from vfiomgr.node.labels import labels
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.simulation.scheduler import Cluster, template_of
-from vfiomgr.passthrough.guards import iommu_unread
+from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
 
