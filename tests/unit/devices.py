@@ -68,6 +68,7 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
                 name=None,
                 type="DMA",
                 has_node=False,
+                direct_regions=(),
             )
             for number in numbers
         ),
