@@ -75,7 +75,7 @@ register(
         values=("requests",),
         plans=("plan",),
         hooks=("requests",),
-        rules=("check",),
+        rules=("check", "readers"),
     ),
     Capability(
         "vfiomgr.libvirt",
