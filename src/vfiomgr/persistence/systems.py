@@ -148,6 +148,8 @@ def refuse_lost(name: str, paths: Iterable[str]) -> None:
 
 def _at_boot(host: HostSnapshot, system: System, devices: Sequence[PciDevice]) -> str:
     """What binds functions at boot, by PCI IDs if no other function has the same ones."""
+    if not devices:
+        return ""
     pairs = {(device.vendor_id, device.device_id) for device in devices}
     has_twin = any((d.vendor_id, d.device_id) in pairs for d in host.devices if d not in devices)
     how = system.by_rule if has_twin or not system.by_ids else system.by_ids
@@ -157,4 +159,4 @@ def _at_boot(host: HostSnapshot, system: System, devices: Sequence[PciDevice]) -
         ids=",".join(sorted(f"{vendor}:{device}" for vendor, device in pairs)),
         rule=rule,
         functions=" ".join(f"{d.address}|{d.vendor_id}:{d.device_id}" for d in devices),
-    ) * bool(devices)
+    )
