@@ -317,6 +317,8 @@ class _Builder:
     def _use(self, each: Listed, function: Function) -> None:
         gives = self._kernel.functions.known[each.address].gives
         names = [below.rpartition("/")[2] for kind, below in gives if kind in ("block", "net")]
+        for name in (below.rpartition("/")[2] for kind, below in gives if kind == "net"):
+            _put(self._kernel, f"/sys/class/net/{name}/device", f"-> ../../../{each.address}")
         if function.mounted and names:
             self._kernel.mount(f"/dev/{names[-1]}", function.mounted)
         if function.default_route and names:
