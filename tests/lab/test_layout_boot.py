@@ -138,7 +138,7 @@ def test_a_host_comes_to_its_layout_by_itself(topology: Topology, file: str) -> 
     assert written() == before
     assert drivers([*pair, *functions(topology)]) == ["vfio-pci"] * 4, "nothing moves"
     vfiomgr("layout", "revert")
-    vfiomgr("unbind", pair[0])
+    vfiomgr("unbind", *pair)
     assert drivers(pair) == at_first
     assert functions(topology) == []
 
