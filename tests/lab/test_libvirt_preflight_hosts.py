@@ -36,20 +36,20 @@ def test_gpus_on_two_roots(topology: Topology) -> None:
     near = "<numatune><memory mode='strict' nodeset='{}'/></numatune>"
     both = domain("".join(map(pci, addresses)), near.format("0-1"))
     assert troubles(both) == {"on-host-driver"}
-    for first in (addresses[0], addresses[2]):
-        vfiomgr("bind", first)
+    for pair in (addresses[:2], addresses[2:]):
+        vfiomgr("bind", *pair)
     assert troubles(both) == set()
     far = domain("".join(map(pci, addresses[2:])), near.format(0))
     assert troubles(far) == {"far-memory"}
     assert troubles(domain("".join(map(pci, addresses[2:])), near.format(1))) == set()
-    vfiomgr("unbind", addresses[0], addresses[2])
+    vfiomgr("unbind", *addresses)
 
 
 @pytest.mark.topology("mixed")
 def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
     adapter, uuid = topology.addresses["nvme"], str(uuids.uuid4())
     gpu = [topology.addresses[name] for name in ("gpu", "gpu_audio")]
-    vfiomgr("bind", gpu[0])
+    vfiomgr("bind", *gpu)
     vfiomgr("sriov", "set", adapter, "1")
     (virtual,) = document("show", adapter)["virtual_functions"]
     text = domain("".join(map(pci, (*gpu, virtual))) + mdev(uuid))
@@ -61,7 +61,7 @@ def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
     vfiomgr("vgpu", "remove", uuid)
     vfiomgr("sriov", "set", adapter, "0")
     assert troubles(text) == {"device-missing", "vgpu-missing"}
-    vfiomgr("unbind", gpu[0])
+    vfiomgr("unbind", *gpu)
 
 
 @pytest.mark.topology("sriov")

@@ -43,10 +43,10 @@ _HOST_DRIVERS = ("bochs", "snd_hda")
 def pair(topology: Topology) -> Iterator[list[str]]:
     """The GPU and its audio function, persisted for an unprivileged user; given back after."""
     names = [topology.addresses["gpu"], topology.addresses["gpu_audio"]]
-    vfiomgr("bind", names[0], "--persist", "--owner", f"{OWNER}:{GROUP}")
+    vfiomgr("bind", *names, "--persist", "--owner", f"{OWNER}:{GROUP}")
     yield names
     _udevadm("settle")
-    vfiomgr("unbind", names[0], "--forget")
+    vfiomgr("unbind", *names, "--forget")
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def test_the_event_of_any_function_sets_the_overrides(pair: list[str], topology:
 
 def test_a_second_run_changes_nothing_and_removing_leaves_no_rule(topology: Topology) -> None:
     gpu, audio = topology.addresses["gpu"], topology.addresses["gpu_audio"]
-    persist = ("bind", gpu, "--persist", "--owner", "nobody")
+    persist = ("bind", gpu, audio, "--persist", "--owner", "nobody")
     assert document(*persist)["changed"] is True
     assert document(*persist)["changed"] is False
     assert access([gpu]) == {(65534, 0, 0o600)}
@@ -177,7 +177,7 @@ def test_a_second_run_changes_nothing_and_removing_leaves_no_rule(topology: Topo
         (gpu, "same", 65534),
         (audio, "same", 65534),
     ]
-    assert "--forget-only" in vfiomgr("unbind", gpu).stdout
+    assert "--forget-only" in vfiomgr("unbind", gpu, audio).stdout
     vfiomgr("unbind", "--forget-only", gpu, audio)
     assert document("list", "--persistent")["items"] == []
     assert not list(Path("/etc/udev/rules.d").glob("05-vfiomgr-*"))
