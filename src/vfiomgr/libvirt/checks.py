@@ -11,6 +11,7 @@ from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
+from vfiomgr.libvirt.preflight.command_line import with_arguments
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.paths import HostPath
@@ -71,7 +72,8 @@ def check_domains(
     """Check several domains that have been read, like `check_domain`."""
     if not domains:
         return ()
-    named = frozenset(h.address for domain in domains for h in domain.hostdevs if h.address)
+    hostdevs = (h for domain in domains for h in with_arguments(domain).hostdevs)
+    named = frozenset(hostdev.address for hostdev in hostdevs if hostdev.address)
     seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=named)
     return preflight(seen, domains, hypervisor, _roms(host, domains))
 

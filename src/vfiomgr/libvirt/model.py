@@ -29,11 +29,14 @@ OWN_ALIAS = expression(r"ua-[A-Za-z0-9_-]+")
 
 
 class DomainHostdev(Value):
-    """A host device in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
+    """A host device in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`.
+
+    A preflight adds those of `<qemu:arg>`, which libvirt does not know.
+    """
 
     line: int
     kind: Literal["pci", "mdev", "other"]
-    element: Literal["hostdev", "interface", "disk"] = "hostdev"
+    element: Literal["hostdev", "interface", "disk", "qemu:arg"] = "hostdev"
     address: PciAddress | None = None
     """The address of a PCI function."""
     uuid: str | None = None
@@ -256,6 +259,14 @@ class Domain(Value):
     """The boot orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
     """Its own QEMU arguments, with properties as -set has them."""
+    command_line: tuple[str, ...] = ()
+    """The arguments of `<qemu:commandline>`."""
+    has_json_devices: bool = True
+    """Whether libvirt may write devices as JSON: no `<qemu:del capability='device.json'>`."""
+    shared_memory: tuple[tuple[int, str], ...] = ()
+    """Lines and names of `<shmem>`."""
+    is_confined: bool = True
+    """Whether a security driver confines its QEMU: no `<seclabel type='none'>`."""
     has_iommufd: bool = False
     iommufd_group: str | None = None
     """`<iommufd fdgroup>`: the name under which a program passes /dev/iommu to libvirt."""

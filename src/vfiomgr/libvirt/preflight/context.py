@@ -260,6 +260,8 @@ class PreflightContext(Value, dict=True):
 
     def cite_managed(self, hostdev: DomainHostdev) -> str:
         """The element with its managed attribute."""
+        if hostdev.element == "qemu:arg":
+            return self.cite(hostdev)
         return self.cite(hostdev, MANAGED if hostdev.managed else UNMANAGED)
 
     def cite_libvirt(self) -> str:
@@ -279,6 +281,8 @@ class PreflightContext(Value, dict=True):
         """How to remove a device from the domain, or from the guest of another monitor."""
         if not self.is_of_libvirt:
             return f"omit {hostdev.name}"
+        if hostdev.element == "qemu:arg":
+            return f"remove it from <qemu:commandline> in line {hostdev.line}"
         if hostdev.element == "disk":
             target = hostdev.disk_target or "TARGET"
             return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
@@ -300,7 +304,8 @@ class PreflightContext(Value, dict=True):
     def _is_known(self) -> bool:
         """Whether it is a domain in libvirt, and not a file."""
         known = self.itself
-        return known is not None and self.domain in (known.defined, known.running)
+        versions = () if known is None else (known.defined, known.running)
+        return any(one is not None and one.source == self.domain.source for one in versions)
 
     def _is_itself(self, other: KnownDomain) -> bool:
         """Compare by UUID if both have one: a file may be the next definition of a domain."""

@@ -97,8 +97,10 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
         verb, them = ("is", "it") if len(functions) == 1 else ("are", "them")
         unbound, why = "", "a guest can only open devices on a VFIO driver"
         if context.is_of_libvirt:
-            unbound = f", and with managed='no' libvirt does not bind {them}"
-            why += "; with managed='no' they must be bound before the start"
+            is_argument = functions[0].hostdev.element == "qemu:arg"
+            when = "" if is_argument else "with managed='no' "
+            unbound = f", and {when}libvirt does not bind {them}"
+            why += f"; {when}they must be bound before the start"
         yield finding(
             "on-host-driver",
             "blocker",

@@ -18,6 +18,7 @@ from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.build.plan import controllers_of
 from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
 from vfiomgr.libvirt.preflight import (
+    command_line,
     drivers,
     features,
     memory,
@@ -69,6 +70,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         yield from unread_domains(context.hypervisor)
     if context.is_of_libvirt:
         yield OF_LIBVIRT
+    yield from command_line.unread(context.domain)
     if not context.hostdevs:
         return
     host = context.host
@@ -133,6 +135,9 @@ RULES: RuleSet[PreflightContext] = register(
             rule(settings.several_ramfb, "several-ramfb"),
             rule(settings.vgpu_boot_order, "vgpu-boot-order"),
             rule(pci_addresses.same_place, "same-place"),
+            rule(command_line.clashes, "same-place"),
+            rule(command_line.not_locked, "commandline-device"),
+            rule(command_line.settings, "commandline-set"),
             rule(pci_addresses.slot_of_port, "slot-not-zero"),
             rule(pci_addresses.on_expander, "device-on-expander"),
             rule(pci_addresses.expander_node, "expander-node"),
@@ -200,7 +205,8 @@ def preflight(
     domains name; None if not checked.
     """
     claims = claims_of(hypervisor)
-    return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in domains)
+    read = map(command_line.with_arguments, domains)
+    return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in read)
 
 
 def _judge(context: PreflightContext) -> Report:

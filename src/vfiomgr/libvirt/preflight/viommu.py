@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.documents.text import parse_json
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.model import (
     DOMAIN_IOMMUFD,
@@ -23,6 +22,7 @@ from vfiomgr.libvirt.model import (
     TO_PCI,
     DomainIommu,
 )
+from vfiomgr.libvirt.preflight.command_line import values_of
 from vfiomgr.libvirt.preflight.context import ROOT_BUS
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.units import Version
@@ -139,10 +139,10 @@ def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
     """Whether a QEMU option enables DMA remapping of the AMD IOMMU, and not of another device."""
     match option.removeprefix("-").removeprefix("-"):
         case "device":
-            values = _values(argument, "driver")
+            values = values_of(argument, "driver")
             return values.get("driver") == _AMD_DEVICE and _is_on(values.get(_REMAPS))
         case "global":
-            values = _values(argument, "")
+            values = values_of(argument, "")
             if "driver" not in values:
                 return _is_on(values.get(f"{_AMD_DEVICE}.{_REMAPS}"))
             named = (values["driver"], values.get("property"))
@@ -153,20 +153,6 @@ def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
             alias, _, name = rest.rpartition(".")
             return (kind, name) == ("device", _REMAPS) and alias in aliases and _is_on(value)
     return False
-
-
-def _values(argument: str, implied: str) -> dict[str, object]:
-    """The members of an argument, in JSON or as `a=b,c=d`; the first may have no name."""
-    if argument.startswith("{"):
-        try:
-            read = parse_json(argument)
-        except ValueError:
-            return {}
-        return read if isinstance(read, dict) else {}
-    first, *more = (part.partition("=") for part in argument.split(","))
-    unnamed = implied and not first[1]
-    found: dict[str, object] = {implied: first[0]} if unnamed else {first[0]: first[2]}
-    return found | {part[0]: part[2] for part in more}
 
 
 def _is_on(value: object) -> bool:

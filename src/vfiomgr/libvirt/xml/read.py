@@ -130,7 +130,11 @@ def domain_of(root: Element) -> Domain:
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
         boot_orders=tuple(_boot_orders(root)),
-        qemu_arguments=tuple(_qemu_arguments(root)),
+        qemu_arguments=(*_command_line(root), *_overrides(root)),
+        command_line=tuple(_command_line(root)),
+        has_json_devices=not any(map(_deletes_json, root.all("capabilities", QEMU_NAMESPACE))),
+        shared_memory=tuple((one.line, one.get("name")) for one in root.each("devices/shmem")),
+        is_confined=not any(one.get("type") == "none" for one in root.each("seclabel")),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
         iommufd_group=attribute_of(root, "iommufd", "fdgroup"),
         is_bound_by_hook=is_bound_by_hook(root),
@@ -156,6 +160,8 @@ def _lines(root: Element) -> Iterator[tuple[str, int]]:
         found = root.find(path)
         if found is not None:
             yield path, found.line
+    for found in root.all("commandline", QEMU_NAMESPACE):
+        yield "qemu:commandline", found.line
 
 
 def _boot_orders(root: Element) -> Iterator[int]:
@@ -256,9 +262,17 @@ def _cells(root: Element) -> Iterator[NumaCell]:
         )
 
 
-def _qemu_arguments(root: Element) -> Iterator[str]:
+def _command_line(root: Element) -> Iterator[str]:
     for line in root.all("commandline", QEMU_NAMESPACE):
         yield from (argument.get("value") for argument in line.all("arg", QEMU_NAMESPACE))
+
+
+def _deletes_json(capabilities: Element) -> bool:
+    deleted = capabilities.all("del", QEMU_NAMESPACE)
+    return any(one.get("capability") == "device.json" for one in deleted)
+
+
+def _overrides(root: Element) -> Iterator[str]:
     for override in root.all("override", QEMU_NAMESPACE):
         for device in override.all("device", QEMU_NAMESPACE):
             for frontend in device.all("frontend", QEMU_NAMESPACE):
