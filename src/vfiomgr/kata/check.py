@@ -313,7 +313,7 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
                 "blocker",
                 f"{key} in {place} is {port!r}",
                 f"{file.release} refuses this value",
-                f"write one of {', '.join(ports)}",
+                _other_port(file.release, name, key, ports),
                 subject=key,
             )
     is_both = all(port not in (None, "", "no-port") for port in plugs.values())
@@ -366,6 +366,16 @@ def _ports(
         return get_args(PciePort)
     has_root_port = key == "hot_plug_vfio" or release.version >= CLH_COLD_PLUG
     return ("no-port", "root-port") if has_root_port else ("no-port",)
+
+
+def _other_port(release: KataRelease, hypervisor: str, key: str, ports: tuple[str, ...]) -> str:
+    """The ports, or for Cloud Hypervisor before cold plug the other key."""
+    if release.runtime == "go" and hypervisor == "clh" and key == "cold_plug_vfio":
+        return (
+            'write cold_plug_vfio = "no-port" and hot_plug_vfio = "root-port", or use Kata '
+            f"{CLH_COLD_PLUG} or a later Kata: before, Cloud Hypervisor only hot-plugs devices"
+        )
+    return f"write one of {', '.join(ports)}"
 
 
 def _number(value: object) -> int:

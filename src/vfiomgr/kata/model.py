@@ -61,6 +61,8 @@ _NEW_IN_OLDEST = frozenset({"cold_plug_vfio", "hot_plug_vfio"})
 ROOT_PORTS_SINCE = Version(1, 11)
 """From this release on the Go runtime has pcie_root_port, with hotplug_vfio_on_root_bus up to 3.1
 (docs/use-cases/NVIDIA-GPU-passthrough-and-Kata.md at 2.x, kata-containers/runtime#2432)."""
+AGENT_WAITS = Version(3, 13)
+"""From this release on the agent waits for the guest's CDI specification of NVIDIA's GPUs."""
 CLH_COLD_PLUG = Version(3, 29)
 """From this release on the Go runtime supports cold plug for Cloud Hypervisor (checkPCIeConfig
 in src/runtime/pkg/katautils/config.go)."""

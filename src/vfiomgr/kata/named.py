@@ -10,15 +10,22 @@ from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import check_guest_image
+from vfiomgr.kata.explain.releases import configured_faults
 from vfiomgr.kata.facts import read_settings
 from vfiomgr.kata.kubernetes import is_label
-from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
+from vfiomgr.kata.model import (
+    AGENT_WAITS,
+    DEFAULT_HANDLER,
+    NEWEST,
+    KataRelease,
+    handler_configuration,
+    search_path,
+)
 from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
     from vfiomgr.errors import Refusal
-    from vfiomgr.kata.explain.image import GuestImage
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.rules.runner import Report
@@ -40,9 +47,15 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
     source.require_live(
         "a snapshot has no files of Kata", "run the command on the host itself, or with --root"
     )
-    image = _guest_image(source, config)
+    file = _image_configuration(source, config)
+    settings = read_settings(file.path, file.text, file.drop_ins)
+    installed = kata_facts.installation_of(source)
+    release = KataRelease(installed.version or NEWEST, settings.runtime)
+    image = gather.image_of(source.tree, settings)
     host = source.scan_devices()
-    return check_guest_image(image, _devices(host, addresses), host)
+    faults = tuple(configured_faults(release, settings))
+    waits = installed.version is not None and release.version >= AGENT_WAITS
+    return check_guest_image(image, _devices(host, addresses), host, faults, waits_for_cdi=waits)
 
 
 def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:
@@ -50,13 +63,6 @@ def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:
         known = (d for d in host.devices if d.is_graphics_or_accelerator)
         return [device for device in known if host.vgpus.is_ready_for_guests(device)]
     return [find_device(host, text) for text in addresses]
-
-
-def _guest_image(source: HostSource, config: str | None) -> GuestImage:
-    """The guest files of the configuration."""
-    file = _image_configuration(source, config)
-    settings = read_settings(file.path, file.text, file.drop_ins)
-    return gather.image_of(source.tree, settings)
 
 
 def _image_configuration(source: HostSource, config: str | None) -> KataConfigurationFile:

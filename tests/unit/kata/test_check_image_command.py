@@ -44,7 +44,7 @@ def test_what_does_not_fit_blocks_and_a_drop_in_mends_it(run: Run, kata: FakeKer
     assert answer.status == 1
     assert answer.stdout.startswith("blocker: the image is erofs, but rootfs_type is ext4\n")
     assert 'remedy    write rootfs_type = "erofs"' in answer.stdout
-    assert answer.stdout.endswith("no guest can start: 1 blocker, 3 fine (see --all)\n")
+    assert answer.stdout.endswith("no guest can use devices: 1 blocker, 3 fine (see --all)\n")
     assert answer.stderr.startswith(
         "not checked: contents of the image: driver, agent and hooks (boot it with a debug "
         "console, or mount it with losetup -P)"

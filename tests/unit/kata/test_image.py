@@ -159,3 +159,20 @@ def test_the_superblock_tells_the_file_system(content: bytes, name: str | None) 
         return content[start : start + length]
 
     assert file_system_of(read) == name
+
+
+@pytest.mark.parametrize(
+    ("image", "device", "waits", "words"),
+    [
+        (guest(KERNEL, IMAGE), GPU, True, "has no CDI specification of the guest"),
+        (guest(KERNEL, IMAGE, guest_hook_path="/hooks"), GPU, True, "has no CDI specification"),
+        (guest(KERNEL, IMAGE), GPU, False, "neither the image nor a hook"),
+        (guest(KERNEL, IMAGE), AMD, True, "containers get no device nodes"),
+    ],
+)
+def test_an_agent_that_waits_for_cdi_needs_an_image_that_writes_it(
+    image: GuestImage, device: PciDevice, words: str, *, waits: bool
+) -> None:
+    report = check_guest_image(image, [device], waits_for_cdi=waits)
+    (node,) = [finding for finding in report.findings if finding.rule == "guest-nodes"]
+    assert words in node.summary

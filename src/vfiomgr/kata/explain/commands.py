@@ -246,8 +246,8 @@ def check_image(
     as file names and hooks show them) are checked, for ADDRESSES or for all available GPUs. The
     contents of an image are not checked.
 
-    Exit status: 0 if no blocker is found; 1 if no guest can start, or with --strict if a fact is
-    unknown.
+    Exit status: 0 if no blocker is found; 1 if no guest can use devices, or with --strict if a fact
+    is unknown.
 
     \b
     Examples:
@@ -257,5 +257,5 @@ def check_image(
     """
     session = session_of(context)
     report = checked_image(session, *addresses, config=config)
-    print_report(report, "no guest can start", session.format, every=every)
+    print_report(report, "no guest can use devices", session.format, every=every)
     context.exit(exit_status(report, strict=strict))

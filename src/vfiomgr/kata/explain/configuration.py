@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from vfiomgr.kata.check import check_keys, container_timeout
+from vfiomgr.kata.explain import releases
 from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
     ON_ROOT_BUS,
@@ -24,6 +25,7 @@ from vfiomgr.kata.explain.context import (
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION
 from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT, VFIO_MODES
 from vfiomgr.kata.model import (
+    AGENT_WAITS,
     LEAST_GUEST_MIB,
     MAX_PORTS,
     ROOT_PORTS_SINCE,
@@ -49,8 +51,8 @@ _PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
 """Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
 _PC_WINDOW = 2 << 30
 _MANY_SECONDS = 600
-_AGENT_TIMEOUT, _AGENT_WAITS, _FEW_GPUS = "agent.cdi_timeout", Version(3, 13), 4
-"""The agent's parameter, the release that reported it, and how many GPUs are ready in time."""
+_AGENT_TIMEOUT, _FEW_GPUS = "agent.cdi_timeout", 4
+"""The agent's parameter, and how many GPUs are ready in time without it."""
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
@@ -353,7 +355,7 @@ def _agent_timeout(context: PodContext, settings: KataSettings) -> Iterator[Diag
     100 seconds by default, too few for eight GPUs (kata-containers/kata-containers#10891).
     """
     gpus = {device for each in context.picked for device in each.functions if is_cdi_gpu(device)}
-    is_set = _AGENT_TIMEOUT in settings.kernel_params or context.release.version < _AGENT_WAITS
+    is_set = _AGENT_TIMEOUT in settings.kernel_params or context.release.version < AGENT_WAITS
     if is_set or len(gpus) <= _FEW_GPUS or settings.vfio_mode != GUEST_KERNEL:
         return
     key, timeout = container_timeout(context.release, settings)
@@ -563,6 +565,12 @@ RULES: RuleSet[PodContext] = register(
             ),
             reading(SETTINGS, _timeouts, "kata-kubelet-timeout"),
             reading(SETTINGS, _agent_timeout, "kata-agent-timeout"),
+            reading(SETTINGS, releases.of_configuration, "kata-hypervisor", "kata-sandbox-cgroup"),
+            reading(SETTINGS, releases.untranslated, "kata-pcidevice"),
+            reading(SETTINGS, releases.mapped_twice, "kata-mapped-twice"),
+            reading(SETTINGS, releases.dropped, "kata-block-volumes"),
+            reading(SETTINGS, releases.shared_groups, "kata-guest-group"),
+            reading(SETTINGS, releases.small_ports, "kata-port-window"),
         ),
     )
 )

@@ -83,6 +83,7 @@ SILENT = frozenset(
         "kata-annotations-not-passed",
         "kata-annotations-overruled",
         "kata-annotations-unread",
+        "kata-block-volumes",
         "kata-cdi-precedence",
         "kata-claim",
         "kata-crio-sizes",

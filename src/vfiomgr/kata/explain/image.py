@@ -135,6 +135,10 @@ class GuestContext(Value):
     devices: Sequence[PciDevice] = ()
     """Without any, the rules are about any GPU."""
     host: HostSnapshot | None = None
+    faults: tuple[Diagnostic, ...] = ()
+    """Those of the release with its configuration."""
+    waits_for_cdi: bool = False
+    """Whether the guest's agent starts a container with a GPU only with a CDI specification."""
 
 
 def _isolation(context: GuestContext) -> Iterator[Diagnostic]:
@@ -297,7 +301,18 @@ def _containers(context: GuestContext) -> Iterator[Diagnostic]:
             "container privileged in its guest",
         )
     needs_hook = not root.is_for_nvidia and (not devices or len(others) < len(devices))
-    if needs_hook and not hooks:
+    if needs_hook and context.waits_for_cdi:
+        yield finding(
+            "guest-nodes",
+            "info" if not devices else "warning",
+            "the image has no CDI specification of the guest for the GPU, by its name",
+            evidence,
+            "the agent waits for a CDI specification that the guest writes, and then refuses the "
+            "container (agent.cdi_timeout only waits longer; hooks do not replace it)",
+            "use Kata's build for GPUs, whose NVRC writes it, or an image with NVIDIA's driver and "
+            "toolkit that does",
+        )
+    elif needs_hook and not hooks:
         yield finding(
             "guest-nodes",
             "info" if not devices else "warning",
@@ -335,6 +350,7 @@ RULES: RuleSet[GuestContext] = register(
     RuleSet(
         "a Kata guest",
         rules=(
+            rule(lambda context: context.faults, "kata-hypervisor", "kata-sandbox-cgroup"),
             rule(_settings, "guest-setting"),
             rule(_files, "guest-file"),
             rule(_root, "guest-root"),
@@ -350,7 +366,13 @@ RULES: RuleSet[GuestContext] = register(
 
 
 def check_guest_image(
-    image: GuestImage, devices: Sequence[PciDevice] = (), host: HostSnapshot | None = None
+    image: GuestImage,
+    devices: Sequence[PciDevice] = (),
+    host: HostSnapshot | None = None,
+    faults: tuple[Diagnostic, ...] = (),
+    *,
+    waits_for_cdi: bool = False,
 ) -> Report:
     """Findings about a guest, blockers first; without devices, for any GPU."""
-    return RULES.run(GuestContext(image, devices, host))
+    context = GuestContext(image, devices, host, faults, waits_for_cdi)
+    return RULES.run(context)

@@ -43,6 +43,10 @@ class PodContainer(Value):
     line: int
     is_sidecar: bool = False
     """An init container that keeps running beside the following ones (restartPolicy: Always)."""
+    environment: tuple[str, ...] = ()
+    """The names of its variables."""
+    block_volumes: tuple[str, ...] = ()
+    """The volumes that it gets as block devices (volumeDevices)."""
 
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
@@ -302,6 +306,8 @@ class _Reader(Struct):
                     claims=tuple(self._names(item, ("resources", "claims"), path)),
                     line=item.place.line,
                     is_sidecar=self._text(item, ("restartPolicy",)) == "Always",
+                    environment=tuple(self._names(item, ("env",), path)),
+                    block_volumes=tuple(self._names(item, ("volumeDevices",), path)),
                 )
 
     def _limits(self, container: Located, base: Path) -> Iterator[tuple[str, str]]:
