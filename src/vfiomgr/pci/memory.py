@@ -51,6 +51,8 @@ class HostTopology(Value):
     """The threads of the core of CPU 0, which handles the host's interrupts and timers."""
     isolated_cpus: tuple[int, ...] = ()
     """CPUs excluded from the scheduler (isolcpus=)."""
+    default_page_bytes: int | None = None
+    """The size of huge pages that are asked for without a size; None if unknown."""
 
     def node(self, number: int | None) -> NumaNode | None:
         """The node with this number."""
@@ -62,6 +64,7 @@ CPUS = HostPath("/sys/devices/system/cpu")
 _NODE = expression(r"node(\d+)")
 _POOL = expression(r"hugepages-(\d+)kB")
 _MEMORY = expression(r"Node \d+ ([\w()]+): +(\d+) kB")
+_DEFAULT_PAGE = expression(r"Hugepagesize: +(\d+) kB")
 _KIB = 1024
 _GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
 """Counters of available memory of a node, like MemAvailable, which only the host has."""
@@ -77,7 +80,14 @@ def read_topology(tree: HostTree) -> HostTopology:
         nodes=tuple(sorted(nodes, key=lambda node: node.number)),
         boot_cpu_threads=parse_cpulist(threads),
         isolated_cpus=parse_cpulist(tree.read(CPUS / "isolated")),
+        default_page_bytes=_default_page(tree.read(HostPath("/proc/meminfo"))),
     )
+
+
+def _default_page(meminfo: str | None) -> int | None:
+    """Hugepagesize is that of default_hstate (hugetlb_report_meminfo in mm/hugetlb.c)."""
+    found = _DEFAULT_PAGE.search(meminfo or "")
+    return int(found[1]) * _KIB if found else None
 
 
 def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:

@@ -32,6 +32,13 @@ def test_nodes_are_read_with_what_is_free_on_them(tmp_path: Path) -> None:
     assert read_topology(HostTree(tmp_path)) == HostTopology(NODES, (0, 4), (3,))
 
 
+def test_the_default_size_of_huge_pages_is_of_meminfo(tmp_path: Path) -> None:
+    put_topology(tmp_path, HostTopology(NODES))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("HugePages_Free: 0\nHugepagesize:    1048576 kB\n")
+    assert read_topology(HostTree(tmp_path)).default_page_bytes == GIB
+
+
 def test_what_the_page_cache_gives_up_is_free(tmp_path: Path) -> None:
     put_topology(tmp_path, HostTopology(NODES[:1]))
     meminfo = tmp_path / "sys/devices/system/node/node0/meminfo"

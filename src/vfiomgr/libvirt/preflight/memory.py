@@ -17,7 +17,7 @@ from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.memory import HugepagePool, NumaNode
@@ -119,9 +119,11 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
     nodes = _nodes(context)
     if not memory.has_hugepages or not nodes or _runs(context):
         return
-    sizes = set(memory.hugepage_bytes) or {p.page_bytes for n in nodes for p in n.hugepages}
+    known = context.host.topology and context.host.topology.default_page_bytes
+    sizes = set(memory.hugepage_bytes) or ({known} if known else set())
+    sizes = sizes or {p.page_bytes for n in nodes for p in n.hugepages}
     pools = [(n, p) for n in nodes for p in n.hugepages if p.page_bytes in sizes]
-    free = sum(pool.free * pool.page_bytes for _, pool in pools)
+    free = sum(_free(node, sizes) for node in nodes)
     if free >= memory.total_bytes:
         return
     line = context.domain.line("memoryBacking/hugepages")
@@ -138,8 +140,21 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
             ),
         ),
         "QEMU allocates all huge pages when it starts, and exits if there are too few",
-        _more_pages(context, pools, memory.total_bytes - free),
+        _more_pages(context, pools, memory.total_bytes - free) + _other_node(context, sizes),
     )
+
+
+def _free(node: NumaNode, sizes: Container[int]) -> int:
+    return sum(pool.free * pool.page_bytes for pool in node.hugepages if pool.page_bytes in sizes)
+
+
+def _other_node(context: PreflightContext, sizes: Container[int]) -> str:
+    """The remedy to bind the memory to a node that has enough."""
+    memory, topology = context.domain.memory, context.host.topology
+    for node in topology.nodes if topology and memory.host_nodes and context.is_of_libvirt else ():
+        if node.number not in memory.host_nodes and _free(node, sizes) >= memory.total_bytes:
+            return f", or write another node into <numatune>: node {node.number} has enough"
+    return ""
 
 
 def _pool_directory(node: NumaNode, pool: HugepagePool) -> str:

@@ -268,7 +268,7 @@ def _slots(context: PreflightContext) -> list[list[AssignedFunction]]:
 def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
     """A port takes one device; libvirt adds ports itself, except for hot-plug."""
     ports = [c for c in context.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
-    if not ports or not context.hostdevs:
+    if not ports:
         return
     used = {address.bus for address in context.domain.taken}
     free = [port for port in ports if port.index not in used]

@@ -40,6 +40,7 @@ from vfiomgr.check.model import DeviceNode
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.iommu import VfioState
+from vfiomgr.pci.memory import HostTopology, HugepagePool
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.users.model import DeviceUser
@@ -185,6 +186,32 @@ def test_a_running_domain_has_its_memory_and_huge_pages_already() -> None:
     assert troubles(judge(text, hypervisor=libvirt(itself))) == []
     running = judge(xml(memory="56"), hypervisor=libvirt(known(xml(), running=True)))
     assert good.found(running, "memory-too-little") is None
+
+
+def test_huge_pages_without_a_size_are_of_the_default_size() -> None:
+    text = xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="12")
+    known_size = host(topology=replace(good.NODES, default_page_bytes=1 << 21))
+    told = good.found(judge(text, known_size), "hugepages-too-few")
+    assert told is not None
+    assert "echo 6144 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB" in told.remedy
+    assert "<numatune>" not in told.remedy  # no other node has more
+    assert troubles(judge(text, host(topology=replace(good.NODES, default_page_bytes=GIB)))) == []
+
+
+def test_another_node_with_enough_huge_pages_is_offered() -> None:
+    near, far = good.NODES.nodes
+    free = replace(far, hugepages=(HugepagePool(GIB, 32, 32),))
+    pages = "<hugepages><page size='1' unit='GiB'/></hugepages>"
+    text = xml(before=f"<memoryBacking>{pages}</memoryBacking>{NUMA}", memory="14")
+    told = good.found(judge(text, host(topology=HostTopology((near, free)))), "hugepages-too-few")
+    assert told is not None
+    assert "another node into <numatune>: node 1 has enough" in told.remedy
+
+
+def test_ports_are_counted_without_a_host_device_too() -> None:
+    disk = "<interface type='x'><address type='pci' bus='{}' slot='0' function='0'/></interface>"
+    assert "no-free-port" in information(xml("".join(map(disk.format, (1, 2, 3)))))
+    assert "no-free-port" not in information(xml("".join(map(disk.format, (1, 2)))))
 
 
 def test_members_of_the_group_that_libvirt_will_bind_are_no_obstacle() -> None:
