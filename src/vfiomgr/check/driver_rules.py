@@ -14,6 +14,7 @@ from vfiomgr.pci.drivers import parse_pci_ids
 from vfiomgr.pci.iommu import (
     HARMLESS_DRIVERS,
     acs_override_words,
+    acs_redirect_words,
     blockers,
     is_blocking,
 )
@@ -81,9 +82,8 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             "warning",
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
-            "the group must be assigned together: the host loses these devices too",
-            "" if all(map(host.is_integrated, inside)) else _SLOT_FOR_GPU,
-            Remedy("enable ACS in the firmware setup", joint=", "),
+            f"{isolation.why_together(host, number)}: the host loses these devices too",
+            *(Remedy(text, joint=", ") for text in _separating(host, inside)),
             bind_remedy(
                 f"bind all of them with: vfiomgr bind {inside[0].address} --with-group",
                 inside[:1],
@@ -92,7 +92,8 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
-_SLOT_FOR_GPU = "move the GPU to a slot with its own group"
+def _separating(host: HostSnapshot, inside: Sequence[PciDevice]) -> list[str]:
+    return [*isolation.separating(host, inside, "the GPU")] or [isolation.ENABLE_ACS]
 
 
 def reserved_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -140,17 +141,33 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
+def acs_parameter(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report `pci=` parameters that take ACS from ports, which makes groups larger."""
+    words = acs_redirect_words(host.kernel.command_line)
+    if words:
+        yield finding(
+            "acs-parameter",
+            "warning",
+            "IOMMU groups may be larger than the hardware requires",
+            (f"/proc/cmdline: {' '.join(words)}",),
+            "ports without ACS redirection let the devices behind them access each other, so they "
+            "are assigned together; groups are formed at boot",
+            f"unless devices need peer-to-peer access on the host, remove {' '.join(words)} from "
+            f"the kernel command line{command_line(host.readiness)}, and reboot",
+        )
+
+
 def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report groups without a GPU that contain several slots."""
     with_gpu = set(_numbers(gpus(host)))
     evidence: list[str] = []
-    found: list[PciDevice] = []
+    ways: list[str] = []
     for group in host.groups:
         members = _endpoints(host, group.number)
         slots = {d.address.slot for d in members}
         if len(slots) < 2 or group.is_noiommu or group.number in with_gpu:  # noqa: PLR2004 - several
             continue
-        found += members
+        ways += isolation.separating(host, members, "it")
         names = ", ".join(str(d.address) for d in members)
         evidence += [f"{IOMMU_GROUPS}/{group.number}: {names}"]
         evidence += _nothing_between(host, group.number)
@@ -162,9 +179,9 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
             tuple(evidence),
             "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
             "so they are assigned together",
-            "assign them together: functions of the chipset cannot be moved to another slot"
-            if all(map(host.is_integrated, found))
-            else "to assign one separately, move it to a slot with its own group",
+            f"to assign one separately, {' or '.join(dict.fromkeys(ways))}"
+            if ways
+            else "assign them together: functions of the chipset cannot be moved to another slot",
         )
 
 
@@ -300,7 +317,11 @@ def _race_remedies(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> I
         which = "for the entire GPU, "
     again = " (repeat it after each boot)" if is_first else ""
     bind = f"{which}before a guest starts: {command}{again}"
-    yield bind_remedy(bind, [first], with_group=shared, joint="; ")
+    now = bind_remedy(bind, [first], with_group=shared, joint="; ")
+    if shared and not now.is_useful(host):
+        yield Remedy("first give it an IOMMU group of its own (see rule shared-group)", joint="; ")
+        return
+    yield now
     if not is_first:
         update = (
             ", then rebuild the initramfs"

@@ -67,6 +67,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(driver_rules.shared_with_gpu, "shared-group"),
             rule(driver_rules.reserved_regions, "reserved-region"),
             rule(driver_rules.acs_override, "acs-override"),
+            rule(driver_rules.acs_parameter, "acs-parameter"),
             rule(driver_rules.unisolated_slots, "no-isolation"),
             rule(device_rules.same_identifiers, "same-pci-ids"),
             rule(device_rules.no_reset, "no-reset"),

@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
-from vfiomgr.passthrough.isolation import iommu_off, isolation, reserved_region
+from vfiomgr.passthrough.isolation import (
+    iommu_off,
+    isolation,
+    reserved_region,
+    separating,
+    why_together,
+)
 from vfiomgr.pci.drivers import PLAIN, PLAIN_MODULE, best_variant
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
@@ -575,13 +581,14 @@ def foreign_members(
         own = [d for d in devices if d.iommu_group == number]
         staying = [d for d in blockers(host.group_members(number)) if d.address not in taken]
         fixed = [d for d in staying if stays_with_host(d)]
-        lift = () if fixed else (_lift(staying, along, request),)
-        elsewhere = "move the device to a slot with its own group"
-        if all(map(host.is_integrated, own)):
-            elsewhere = INSTEAD if fixed else ""
-        for members in (fixed, [d for d in staying if d not in fixed]):
+        others = [d for d in staying if d not in fixed]
+        kept = {d.address: " and ".join(_kept(host, d, request)) for d in others}
+        is_free = not fixed and not any(kept.values())
+        lift = (_lift(staying, along, request),) if is_free else ()
+        elsewhere = tuple(separating(host, own)) or (() if is_free else (INSTEAD,))
+        for members in (fixed, others):
             if members:
-                names = ", ".join(f"{d} on {d.driver}" for d in members)
+                names = ", ".join(_staying(d, kept.get(d.address, "")) for d in members)
                 if any(chipset_role(d) is not None for d in members):
                     names += ", which must stay with the host"
                 yield blocker(
@@ -589,9 +596,22 @@ def foreign_members(
                     f"IOMMU group {number}",
                     f"IOMMU group {number} also holds {names}",
                     *lift,
-                    elsewhere,
-                    why="the group must be assigned together",
+                    *elsewhere,
+                    why=why_together(host, number),
                 )
+
+
+def _staying(device: PciDevice, reason: str) -> str:
+    return f"{device} on {device.driver}{f', which {reason}' if reason else ''}"
+
+
+def _kept(host: HostSnapshot, device: PciDevice, request: Bind) -> Iterator[str]:
+    """Why a member would be refused too, whatever process ends; so --with-group is no remedy."""
+    for found in _all(TAKING, host, (device,)):
+        ends = found.override == "in-use" and found.rule != IN_NETWORK
+        is_its_own = found.summary.startswith(f"{device} ")
+        if is_its_own and not ends and found.override not in request.allow:
+            yield found.summary.removeprefix(f"{device} ")
 
 
 def _lift(members: Iterable[PciDevice], along: set[PciAddress], request: Bind) -> Remedy:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import READ_IT, Diagnostic, allow, blocker
 from vfiomgr.host.kernel import parameters
+from vfiomgr.listing import listed
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
+from vfiomgr.pci.iommu import acs_redirect_words
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.snapshot.hardware import direct_mapping, gets_group_late, iommu_remedy, is_vt_d
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -114,3 +116,64 @@ def _without_region(host: HostSnapshot) -> Iterator[str]:
         yield other
     else:
         yield f"{other}; only kernels with the patch {_RELAXED} assign it nevertheless"
+
+
+TOGETHER = "the group must be assigned together"
+ENABLE_ACS = "enable ACS in the firmware setup"
+_PORT = "0604"
+
+
+def why_together(host: HostSnapshot, number: int | None) -> str:
+    """Why the functions of a group are assigned together, with what joins them if it is seen."""
+    if _is_fixed(host):
+        return f"{TOGETHER}: it is a partitionable endpoint (PE), which the platform fixes"
+    ports = [str(port.address) for port in _joining(host, number)]
+    if not ports:
+        return TOGETHER
+    return f"{TOGETHER}: what is behind {listed(ports, 3)} is not isolated (no ACS)"
+
+
+def separating(
+    host: HostSnapshot, own: Sequence[PciDevice], what: str = "the device"
+) -> Iterator[str]:
+    """How functions of a group can get one without the other members.
+
+    Another slot does not separate the functions of one card. If all ports are in one group, none
+    is known to have another.
+    """
+    members, ports = host.group_members(own[0].iommu_group), _joining(host, own[0].iommu_group)
+    words = acs_redirect_words(host.kernel.command_line)
+    if words and ports:
+        yield f"remove {' '.join(words)} from the kernel command line and reboot"
+        return
+    slots = {d.address.slot for d in members if not d.is_bridge}
+    others = [d for d in host.devices if d.class_code.startswith(_PORT) and d not in members]
+    is_movable = not (_is_fixed(host) or all(map(host.is_integrated, own)))
+    if is_movable and (others or len(ports) < 2) and (ports or len(slots) > 1):  # noqa: PLR2004 - several
+        yield f"move {what} to a slot with its own group"
+    if ports:
+        yield f"{ENABLE_ACS}, which newer firmware may offer"
+
+
+def _is_fixed(host: HostSnapshot) -> bool:
+    """Whether groups are those of POWER (pnv_pci_ioda_setup_iommu_api), which ACS cannot split."""
+    return (host.kernel.architecture or "").startswith("ppc64")
+
+
+def _joining(host: HostSnapshot, number: int | None) -> list[PciDevice]:
+    """The uppermost ports of a group that have other members behind them.
+
+    A function is in the group of a port above it only if a port there has no ACS
+    (pci_device_group in drivers/iommu/iommu.c). None for conventional PCI, which has no ACS: only
+    it has several device numbers on a bus.
+    """
+    members = {str(device.address): device for device in host.group_members(number)}
+    is_conventional = any(
+        d.address.device and not (d.is_bridge or d.is_on_root_bus or d.physical_function)
+        for d in members.values()
+    )
+    if _is_fixed(host) or is_conventional:
+        return []
+    above = (each.bridge_path.split("/") for each in members.values())
+    tops = {next((name for name in path if name in members), None) for path in above}
+    return [device for name, device in members.items() if name in tops]

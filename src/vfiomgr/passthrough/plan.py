@@ -13,6 +13,7 @@ from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.passthrough import guards, reset
+from vfiomgr.passthrough.isolation import why_together
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     Bind,
@@ -131,7 +132,7 @@ def plan_bind(
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
     found = [
         *guards.missing_driver(host, (wanted[device.address].driver for device in moving)),
-        *guards.taking(host, moving),
+        *_taking(host, named, moving, request),
         *guards.foreign_members(host, targets, request, going),
         *reset.diagnostics(host, named, request),
         *(_against_rules(host, targets) if request.persist else ()),
@@ -173,6 +174,22 @@ def plan_bind(
         alternatives=() if request.with_group else _alone(host, named, moving),
         already=(*_already(request, staying, repinned), *kept.already),
     )
+
+
+def _taking(
+    host: HostSnapshot, named: Sequence[PciDevice], moving: Sequence[PciDevice], request: Bind
+) -> Iterator[Diagnostic]:
+    """The reasons not to take functions; only those of other groups can be left out."""
+    groups = {device.iommu_group for device in named} - {None}
+    bound = {str(d): d for d in moving if d in named or d.iommu_group in groups}
+    for found in guards.taking(host, moving):
+        device, rest = bound.get(found.subject), found.without("only")
+        if device is None or rest == found:
+            yield found
+        elif device in named or request.with_group:
+            yield rest
+        else:
+            yield replace(rest, why=why_together(host, device.iommu_group))
 
 
 def _against_rules(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterator[Diagnostic]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import REVERSIBLE, Remedy, diagnostics_of
+from vfiomgr.diagnostic import Override, Remedy, diagnostics_of
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.steps import Bind
@@ -44,10 +44,14 @@ def how_to_bind(
     return "; ".join(dict.fromkeys(told)) or command
 
 
+_OF_HOST: tuple[Override, ...] = ("mounted-disk", "default-route")
+"""What the host itself uses: no finding of a check advises to override these."""
+
+
 class BindRemedy(Remedy, kw_only=True):
     """The command `vfiomgr bind`, whose text contains it, as a request.
 
-    What uses a device now is no reason to drop it: that may end, or be allowed.
+    Processes that use a device now are no reason to drop it: they may end.
     """
 
     request: Bind
@@ -64,7 +68,10 @@ class BindRemedy(Remedy, kw_only=True):
         try:
             plan = self._plan(host)
         except VfiomgrError as error:
-            found = as_commands(diagnostics_of(error), self.text)
+            own = (
+                d.without("allow") if d.override in _OF_HOST else d for d in diagnostics_of(error)
+            )
+            found = as_commands(own, self.text)
             return tuple(Remedy(hint, joint="; ") for hint in dict.fromkeys(d.hint for d in found))
         if plan.steps:
             return ()
@@ -76,7 +83,7 @@ class BindRemedy(Remedy, kw_only=True):
         return tuple(Remedy(text, joint="; ") for text in shown)
 
     def _plan(self, host: object) -> Plan:
-        allow = self.request.allow.union(REVERSIBLE)
+        allow = self.request.allow | {"in-use"}
         return plan_bind(cast("HostSnapshot", host), replace(self.request, allow=allow))
 
 

@@ -114,6 +114,15 @@ def acs_override_words(command_line: str | None) -> tuple[str, ...]:
     return tuple(one.word for one in parameters(command_line, "pcie_acs_override"))
 
 
+_ACS_REDIRECT = ("disable_acs_redir=", "config_acs=")
+
+
+def acs_redirect_words(command_line: str | None) -> tuple[str, ...]:
+    """The words that change the ACS of ports (pci_setup in drivers/pci/pci.c; config_acs: 6.11)."""
+    given = parameters(command_line, "pci")
+    return tuple(p.word for p in given if any(name in p.value for name in _ACS_REDIRECT))
+
+
 _MODULES = paths.HostPath("/sys/module")
 _CLASSES = paths.HostPath("/sys/class")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")

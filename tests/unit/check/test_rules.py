@@ -1063,9 +1063,18 @@ def test_a_shared_group_names_the_foreign_members_and_the_bridge_above() -> None
 def test_a_group_that_cannot_be_bound_is_not_told_to_be() -> None:
     finding = found(host(pci_device(), nic("0000:06:00.0", is_boot_display=True)), "shared-group")
     assert finding is not None
-    assert finding.remedy == (
-        "move the GPU to a slot with its own group, or enable ACS in the firmware setup"
+    assert finding.remedy == "move the GPU to a slot with its own group"
+
+
+def test_acs_that_the_command_line_turns_off_is_named() -> None:
+    word = "pci=realloc,disable_acs_redir=pci:12d8:0:0:0"
+    finding = found(
+        host(device(), readiness=facts(), kernel_command_line=f"ro {word}"), "acs-parameter"
     )
+    assert finding is not None
+    assert f"remove {word} from the kernel command line" in finding.remedy
+    plain = host(device(), readiness=facts(), kernel_command_line="ro pci=realloc")
+    assert found(plain, "acs-parameter") is None
 
 
 def test_a_rule_that_is_written_is_not_told_to_be() -> None:

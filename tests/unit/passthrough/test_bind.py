@@ -147,6 +147,86 @@ def test_functions_of_the_chipset_are_not_to_be_moved_to_another_slot() -> None:
     assert hint == "the group must be assigned together: pass --with-group to bind them too"
 
 
+def _root_port(address: str, group: int) -> PciDevice:
+    return replace(
+        BRIDGE, address=PciAddress.parse(address), iommu_group=group, bridge_path="pci0000:00"
+    )
+
+
+JOINING = _root_port("0000:00:01.0", 4)
+SHARING = replace(NIC, iommu_group=4, bridge_path="pci0000:00/0000:00:01.0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("default-route", "carries the default route: interface eth0"),
+        ("mounted-disk", "has a disk that the host uses: eth0"),
+        ("network", "is in use by the host's network: eth0"),
+    ],
+)
+def test_the_group_is_not_offered_with_a_member_that_the_host_keeps(kind: Any, reason: str) -> None:
+    use = HostUse(NIC.address, kind, "eth0")
+    host = with_facts(host_of(GPU, SHARING, JOINING), host_uses=(use,))
+    refused = refusal(host, "0000:04:00.0")
+    assert f"also holds {NIC} on e1000e, which {reason}" in refused.message
+    assert "--with-group" not in refused.hint
+    assert "enable ACS" in refused.hint
+
+
+def test_the_group_is_offered_with_members_in_use_by_processes_or_by_consent() -> None:
+    user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
+    drawn = replace(SHARING, nodes=("/dev/dri/card1",))
+    in_use = with_facts(host_of(GPU, drawn, JOINING), users=(user,))
+    assert "--with-group" in refusal(in_use, "0000:04:00.0").hint
+    route = HostUse(NIC.address, "default-route", "eth0")
+    kept = with_facts(host_of(GPU, SHARING, JOINING), host_uses=(route,))
+    assert "--with-group" in refusal(kept, "0000:04:00.0", "default-route").hint
+
+
+def test_ports_without_acs_are_named_and_another_slot_only_where_one_may_be() -> None:
+    second = _root_port("0000:00:01.1", 4)
+    nic = replace(SHARING, bridge_path="pci0000:00/0000:00:01.1")
+    hint = refusal(host_of(GPU, nic, JOINING, second), "0000:04:00.0").hint
+    assert "behind 0000:00:01.0, 0000:00:01.1 is not isolated (no ACS)" in hint
+    assert "to a slot" not in hint
+    apart = _root_port("0000:00:1c.0", 9)
+    assert "to a slot" in refusal(host_of(GPU, nic, JOINING, second, apart), "0000:04:00.0").hint
+    assert "to a slot" in refusal(host_of(GPU, SHARING, JOINING), "0000:04:00.0").hint
+
+
+def test_what_no_slot_and_no_acs_separates() -> None:
+    with pytest.raises(Refusal) as caught:
+        bind(host_of(GPU, AUDIO), "0000:04:00.0", only=True)
+    assert caught.value.hint == "the group must be assigned together: leave out --function-only"
+    conventional = replace(SHARING, address=PciAddress.parse("0000:04:02.0"))
+    hint = refusal(host_of(GPU, conventional, JOINING), "0000:04:00.0").hint
+    assert "to a slot" in hint
+    assert "ACS" not in hint
+    power = replace(host_of(GPU, SHARING, JOINING).kernel, architecture="ppc64le")
+    fixed = refusal(replace(host_of(GPU, SHARING, JOINING), kernel=power), "0000:04:00.0").hint
+    assert "partitionable endpoint" in fixed
+    assert "to a slot" not in fixed
+    assert "ACS" not in fixed
+
+
+def test_acs_that_the_command_line_turns_off_is_the_one_remedy() -> None:
+    host = host_of(GPU, SHARING, JOINING)
+    words = replace(host.kernel, command_line="ro pci=config_acs=000@pci:0:0")
+    hint = refusal(replace(host, kernel=words), "0000:04:00.0").hint
+    assert "remove pci=config_acs=000@pci:0:0 from the kernel command line" in hint
+    assert "firmware" not in hint
+
+
+def test_a_companion_is_left_out_only_if_its_group_is_another() -> None:
+    route = HostUse(AUDIO.address, "default-route", "eth0")
+    beside = refusal(with_facts(host_of(GPU, AUDIO), host_uses=(route,)), "0000:04:00.0").hint
+    assert beside.startswith("the group must be assigned together: move the route")
+    assert "--function-only" not in beside
+    apart = with_facts(host_of(GPU, replace(AUDIO, iommu_group=5)), host_uses=(route,))
+    assert "leave it out with --function-only" in refusal(apart, "0000:04:00.0").hint
+
+
 def _of_chipset(address: str, kind: str, driver: str | None = None, **facts: Any) -> PciDevice:
     return replace(
         pci_device(address),
@@ -450,7 +530,7 @@ def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
     use: HostUse, first: str
 ) -> None:
     hint = refusal(with_facts(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
-    assert hint.startswith(f"{first}, or leave it out with --function-only, or pass --allow ")
+    assert hint.startswith(f"{first}, or pass --allow ")
 
 
 def vgpu_function(family: Family) -> HostSnapshot:
