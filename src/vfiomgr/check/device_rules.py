@@ -10,6 +10,7 @@ from vfiomgr.check.model import command_line
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
+from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
@@ -270,6 +271,31 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             ),
             Remedy("if it is on VFIO already, write 0 to its d3cold_allowed", joint="; "),
         )
+
+
+def address_width(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report IOMMUs that are narrower than the CPU, whose width QEMU gives to guests."""
+    own, widths = host.kernel.cpu_address_bits, facts.iommu_widths
+    narrow = min(widths.values(), default=None)
+    if own is None or narrow is None or own <= narrow or not gpus(host):
+        return
+    yield finding(
+        "address-width",
+        "info",
+        f"the CPU has {own} address bits, but the IOMMU translates only {narrow}",
+        (
+            f"/proc/cpuinfo: {own} bits physical",
+            *(
+                f"{IOMMU_UNITS}/{unit}/intel-iommu/cap: {width} bits"
+                for unit, width in widths.items()
+            ),
+        ),
+        "guests with the CPU's width place 64-bit BARs where VFIO cannot map them "
+        '("VFIO_MAP_DMA failed", -22)',
+        f"limit the addresses of guests: <maxphysaddr mode='passthrough' limit='{narrow}'/> "
+        f"(libvirt 9.3), or -cpu host,host-phys-bits-limit={narrow}; vfiomgr libvirt domain and "
+        "qemu args do",
+    )
 
 
 def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:

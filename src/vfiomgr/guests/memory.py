@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.guests.model import MmioWindow, Reason
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.guests.model import GuestDevice, GuestRequest
     from vfiomgr.snapshot.model import HostSnapshot
+
+    _Request = TypeVar("_Request", bound=GuestRequest)
 
 
 RESERVE = GIB
@@ -93,6 +97,21 @@ def guest_bits(host: HostSnapshot, request: GuestRequest) -> int | None:
     own = TCG_BITS if request.kind == "qemu" else host.kernel.cpu_address_bits
     known = [bits for bits in (own, request.address_bits) if bits is not None]
     return min(known, default=None)
+
+
+def within_iommu(host: HostSnapshot, request: _Request, units: Sequence[GuestDevice]) -> _Request:
+    """The request, with addresses that the host's IOMMU translates, if devices use it.
+
+    OVMF places BARs at the end of the guest's addresses, and VFIO maps them (EINVAL beyond the
+    IOMMU's width). Which unit a device is behind is unknown, so the narrowest counts.
+    """
+    widths = {} if host.readiness is None else host.readiness.iommu_widths
+    own, width = host.kernel.cpu_address_bits, min(widths.values(), default=None)
+    is_open = request.address_bits is None and request.kind == "kvm"
+    if not is_open or own is None or width is None or own <= width:
+        return request
+    is_mapped = any(unit.is_seen and unit.functions for unit in units)
+    return replace(request, address_bits=width) if is_mapped else request
 
 
 def ovmf_window(bits: int | None, vendor: str | None) -> int:

@@ -248,9 +248,9 @@ def planned_domain(
     """
     request = request_of(name, options)
     is_confidential = request.launch_security is not None
-    has_vt_d = request.viommu == "intel" or request.vcpus > MOST_WITHOUT_EIM
+    needs_width = bool(request.devices or request.viommu) or request.vcpus > MOST_WITHOUT_EIM
     own_kvm = is_confidential and not versions.is_elsewhere
-    seen = host.scan(with_guests=own_kvm, with_readiness=has_vt_d)
+    seen = host.scan(with_guests=own_kvm, with_readiness=needs_width)
     libvirt = versions.libvirt
     units = units_of(seen, request.devices)
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))

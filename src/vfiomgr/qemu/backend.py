@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of
+from vfiomgr.guests.memory import within_iommu
 from vfiomgr.guests.options import check_options, check_qemu, check_together
 from vfiomgr.guests.plan import plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
@@ -45,6 +46,7 @@ class QemuBackend(Value):
         for unit in units:
             self._check(unit)
         refuse_if_any(vf_token_diagnostics(host, units, _HOW))
+        request = within_iommu(host, request, units)
         guest = plan_guest(host, request, units)
         if any(device.options.acpi_nodes is not None for device in guest.devices):
             self._require(GENERIC_INITIATOR, "acpi-generic-initiator", request.name)

@@ -138,7 +138,7 @@ def planned_guest(
         host.on_note(
             "the version of QEMU is unknown: what depends on it is not checked (set --qemu-version)"
         )
-    seen = host.scan()
+    seen = host.scan(with_readiness=bool(request.devices))
     units = units_of(seen, request.devices)
     if _uses_iommufd(host, seen, units, release, asked=options.get("iommufd")):
         request = replace(request, devices=tuple(map(with_iommufd, request.devices)))

@@ -949,6 +949,18 @@ def test_d3cold() -> None:
     assert severity(host(readiness=facts(modules=(awake,))), "d3cold") is None
 
 
+def test_an_iommu_that_is_narrower_than_the_cpu() -> None:
+    caps = {"dmar0": 0xD2008C40660462}
+    for bits, rule in ((46, "info"), (39, None), (None, None)):
+        seen = host(readiness=facts(iommu_caps=caps), cpu_address_bits=bits)
+        assert severity(seen, "address-width") == rule
+    plain = host(readiness=facts(), cpu_address_bits=46)
+    assert severity(plain, "address-width") is None
+    nic = device(class_code="020000")
+    no_gpu = host(nic, readiness=facts(iommu_caps=caps), cpu_address_bits=46)
+    assert severity(no_gpu, "address-width") is None
+
+
 def test_a_silent_device() -> None:
     assert severity(host(device(is_responsive=False)), "silent-device") == "warning"
     assert severity(host(), "silent-device") is None

@@ -183,6 +183,22 @@ def test_a_virtual_iommu_is_not_wider_than_that_of_the_host() -> None:
         planned(GPU, viommu="intel", host=with_facts(two_sockets(), readiness=small))
 
 
+def test_addresses_are_not_wider_than_the_iommu_of_the_host() -> None:
+    seen = with_facts(two_sockets(), readiness=facts(iommu_caps={"dmar0": DESKTOP}))
+    plan = planned(GPU, host=seen, libvirt=NEW, memory_bytes=GIB)
+    assert "<maxphysaddr mode='passthrough' limit='39'/>" in render.domain(plan)
+    assert "limited to 39 bits; the host's CPU: 46 bits (/proc/cpuinfo); its IOMMU: 39 bits" in (
+        plan.why("maxphysaddr")
+    )
+    for unlimited in (
+        planned(host=seen, libvirt=NEW, memory_bytes=GIB),
+        planned(GPU, host=seen, libvirt=Version(9, 2), memory_bytes=GIB),
+        planned(GPU, host=seen, libvirt=NEW, memory_bytes=GIB, address_bits=42),
+        planned(GPU, host=two_sockets(), libvirt=NEW, memory_bytes=GIB),
+    ):
+        assert "limit='39'" not in render.domain(unlimited)
+
+
 def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
     with pytest.raises(
         Refusal,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.check.test_rules import facts
 from tests.unit.devices import with_facts
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, bar, gpu, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
@@ -94,6 +95,9 @@ def test_the_cpu_has_the_address_width_of_the_host() -> None:
     assert values(planned(GPU), "cpu") == ["host,host-phys-bits=on"]
     limited = planned(GPU, address_bits=42)
     assert values(limited, "cpu") == ["host,host-phys-bits=on,host-phys-bits-limit=42"]
+    narrow = with_facts(two_sockets(), readiness=facts(iommu_caps={"dmar0": 0xD2008C40660462}))
+    own = planned(GPU, host=narrow, memory_bytes=GIB)
+    assert values(own, "cpu") == ["host,host-phys-bits=on,host-phys-bits-limit=39"]
     emulated = planned(kind="qemu", firmware="bios", memory_bytes=GIB)
     assert values(emulated, "cpu") == ["max"]
     assert values(emulated, "machine") == ["q35,accel=tcg"]

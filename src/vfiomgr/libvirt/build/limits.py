@@ -157,6 +157,8 @@ def _why_mode(
     bits = host.kernel.cpu_address_bits
     shown = f"{bits} bits (/proc/cpuinfo)" if bits else "unknown width"
     if mode is not None and request.address_bits is not None:
+        widths = {} if host.readiness is None else host.readiness.iommu_widths
+        shown += f"; its IOMMU: {min(widths.values())} bits" if widths else ""
         text = f"physical addresses limited to {request.address_bits} bits; the host's CPU: {shown}"
         yield Reason("maxphysaddr", text)
     elif mode is not None:

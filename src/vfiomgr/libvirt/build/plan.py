@@ -12,7 +12,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.arm import ARM
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.memory import guest_bits
+from vfiomgr.guests.memory import guest_bits, within_iommu
 from vfiomgr.guests.model import Reason
 from vfiomgr.guests.plan import architecture_of, plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
@@ -35,6 +35,7 @@ from vfiomgr.libvirt.model import (
     DOMAIN_IOMMUFD,
     EXPANDER,
     FIRMWARE_FEATURES,
+    MAXPHYSADDR_LIMIT,
     PORT_MEMORY,
     ROOT_PORT,
     ROOT_PORT_WITHOUT_HOTPLUG,
@@ -87,6 +88,8 @@ def plan_domain(
     width = AddressWidth()
     if architecture != ARM:
         has_devices = any(unit.is_seen for unit in units)
+        if MAXPHYSADDR_LIMIT.is_in(libvirt) and request.launch_security != "tdx":
+            request = within_iommu(host, request, units)
         width = plan_address_width(host, request, libvirt, has_devices=has_devices)
     guest = plan_guest(
         host,

@@ -7,6 +7,7 @@ libvirt/build/limits.py, as for new domains.
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.plan import RULES
@@ -14,10 +15,12 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM, most_vcpus
-from vfiomgr.libvirt.model import ADDS_EIM, MAXPHYSADDR
+from vfiomgr.libvirt.model import ADDS_EIM, MAXPHYSADDR, MAXPHYSADDR_LIMIT
+from vfiomgr.libvirt.preflight.command_line import devices
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.viommu import Q35
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
+from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.memory import (
     DEFAULT_WINDOW,
     TCG_BITS,
@@ -365,6 +368,41 @@ def _wider(context: PreflightContext, needed: int) -> str:
     if version is not None and MAXPHYSADDR.is_in(version):
         since = ""
     return f"write <maxphysaddr mode='passthrough'/> into <cpu>{known}{since}"
+
+
+def beyond_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
+    """VFIO_MAP_DMA: EINVAL for BARs that OVMF places at the end of the guest's addresses.
+
+    A BAR of a device is only warned about; memory of the host in a BAR (ivshmem) is fatal
+    (vfio_listener_region_add in hw/vfio/listener.c of QEMU). A virtual IOMMU has its own width.
+    """
+    facts, domain = context.host.readiness, context.domain
+    bits, source = _guest_bits(context)
+    widths = facts.iommu_widths if facts is not None else {}
+    unit, width = max(widths.items(), key=itemgetter(1), default=("", bits or 0))
+    is_placed = domain.firmware == "efi" and context.seen and not domain.whole_iommu
+    if bits is None or bits <= width or not is_placed:
+        return
+    shared = [f"{context.at(line)}: <shmem name='{name}'>" for line, name in domain.shared_memory]
+    shared += [f"-device {text}" for text, values in devices(domain) if _is_shared(values)]
+    fails = "QEMU exits for shared memory" if shared else "devices cannot reach each other's memory"
+    yield finding(
+        "address-bits-beyond-iommu",
+        "blocker" if shared else "warning",
+        f"the guest has {bits} address bits, but the host's IOMMU translates only {width}",
+        (source, f"{IOMMU_UNITS}/{unit}/intel-iommu/cap: {width} bits", *shared),
+        "the firmware places 64-bit BARs at the end of the guest's addresses, which VFIO cannot "
+        f'map ("VFIO_MAP_DMA failed", -22): {fails}',
+        context.fix(
+            f"write <maxphysaddr mode='passthrough' limit='{width}'/> into <cpu> (libvirt "
+            f"{MAXPHYSADDR_LIMIT.since})",
+            f"pass --address-bits {width}",
+        ),
+    )
+
+
+def _is_shared(values: dict[str, object]) -> bool:
+    return str(values.get("driver")).startswith("ivshmem")
 
 
 def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:

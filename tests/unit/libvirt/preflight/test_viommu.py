@@ -222,3 +222,37 @@ def test_also_the_second_iommu_remaps_interrupts() -> None:
         assert found(judge(text, hypervisor=libvirt(libvirt=version)), "too-many-cpus") is None
     without = text.replace(second, "<iommu model='amd'/>")
     assert found(judge(without), "too-many-cpus") is not None
+
+
+EFI = " firmware='efi'"
+SHARED = "<shmem name='looking-glass'><model type='ivshmem-plain'/></shmem>"
+LIMIT = "<cpu mode='host-passthrough'><maxphysaddr mode='passthrough' limit='39'/></cpu>"
+
+
+def beyond(text: str, **caps: int) -> str | None:
+    """How bad it is that the guest is wider than the IOMMUs of the host."""
+    seen = host(readiness=facts(iommu_caps=caps or {"dmar0": DESKTOP}))
+    found = [f for f in judge(text, seen).findings if f.rule == "address-bits-beyond-iommu"]
+    assert all("limit='39'" in one.remedy for one in found)
+    return found[0].severity if found else None
+
+
+def test_a_guest_is_not_wider_than_the_iommu() -> None:
+    assert beyond(xml(firmware=EFI)) == "warning"
+    assert beyond(xml(BOTH + SHARED, firmware=EFI)) == "blocker"
+    raw = xml(firmware=EFI).replace(
+        "</domain>", f"{arguments('-device', 'ivshmem-plain,memdev=x')}</domain>"
+    )
+    assert beyond(raw) == "blocker"
+
+
+def test_a_guest_that_fits_the_iommu_is_silent() -> None:
+    for fits in (
+        xml(firmware=EFI, cpu=LIMIT),
+        xml(SHARED, firmware=EFI),
+        xml(),
+        xml(BOTH + "<iommu model='intel'><driver caching_mode='on'/></iommu>", firmware=EFI),
+    ):
+        assert beyond(fits) is None
+    assert beyond(xml(firmware=EFI), dmar0=SERVER) is None
+    assert beyond(xml(firmware=EFI), dmar0=SERVER, dmar1=DESKTOP) is None, "behind which unit?"
