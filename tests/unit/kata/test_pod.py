@@ -118,7 +118,7 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
     (pod,) = objects.pods
     assert (pod.kind, pod.name, pod.runtime_class) == (kind, "n", "k")
     assert pod.annotation("a") == "b"
-    assert objects.others == ("ConfigMap",)
+    assert [other.kind for other in objects.others] == ["ConfigMap"]
 
 
 @pytest.mark.parametrize(

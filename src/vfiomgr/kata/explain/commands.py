@@ -15,6 +15,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
+from vfiomgr.kata.explain.pod import POD_TEMPLATES
 from vfiomgr.kata.explain.pods import ExplainOptions, explain_pod
 from vfiomgr.kata.named import check_image as checked_image
 from vfiomgr.listing import first_of
@@ -92,7 +93,8 @@ def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
     handler = f", handler {item.handler}" if item.handler else ""
     how = f", {item.release} ({item.release_source})"
-    how = how if item.release else ": not a Kata pod: Kata's chain is not checked"
+    is_pod = item.kind in POD_TEMPLATES
+    how = how if item.release else ": not a Kata pod: Kata's chain is not checked" * is_pod
     yield f"{item.kind} {item.pod}{place}{handler}{how}"
     for step in item.steps:
         yield from _step_lines(step, is_whole=is_whole)
@@ -193,7 +195,8 @@ def explain(
 ) -> None:
     """Check whether a pod gets its devices, step by step.
 
-    POD.yaml contains pods, Deployments or similar objects in YAML or JSON (- reads from a pipe).
+    POD.yaml contains pods, Deployments or similar objects in YAML or JSON (- reads from a pipe),
+    or guests of KubeVirt, KubeVirt's own object, and claims.
     For DEVICE, an address or KIND=NAME of CDI, a pod that requests it is assumed. If POD.yaml has
     several pods, those without problems are only counted. Nothing is started, and no cluster is
     contacted. If the node agent runs on this host, it reports which devices are available.

@@ -356,11 +356,13 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     document = document or {}
     parts = _DURATION.findall(str(document.get("runtimeRequestTimeout") or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    packages = ("kubelet",)
+    told = runtimes_facts.version_of(tree, "kubelet", packages)
     gates = document.get("featureGates")
     gate = gates.get(_GATE) if isinstance(gates, dict) else None
     return KubeletFacts(
         KUBELET,
         seconds or KUBELET_TIMEOUT,
         pod_resources_get=gate if isinstance(gate, bool) else None,
-        version=runtimes_facts.packaged(tree, ("kubelet",)),
+        version=told or runtimes_facts.packaged(tree, packages),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
@@ -148,13 +148,30 @@ class RuntimeClassSpec(Value):
     line: int
 
 
+class OtherObject(Value, eq=False):
+    """An object without a pod."""
+
+    kind: str
+    name: str
+    api_version: str
+    data: Any
+    source: str
+    line: int
+
+    def at(self, *path: str) -> Any:  # noqa: ANN401 - as YAML has it
+        """The value at a path of keys; None if it is absent."""
+        found = self.data
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+
 class Objects(Value):
     """The objects of a file that affect how pods get devices."""
 
     pods: tuple[PodSpec, ...]
     runtime_classes: tuple[RuntimeClassSpec, ...]
-    others: tuple[str, ...]
-    """The kinds of all other objects."""
+    others: tuple[OtherObject, ...]
 
 
 _WORDING = Wording(
@@ -189,7 +206,7 @@ _TRUE = ("true", "yes", "on", "y")
 """Values for true in kubectl's YAML 1.1."""
 
 
-def read_objects(text: str, source: str) -> Objects:
+def read_objects(text: str, source: str, *, needs_pod: bool = True) -> Objects:
     """Read a stream of YAML or JSON documents; `source` names it in errors.
 
     Raises:
@@ -206,12 +223,18 @@ def read_objects(text: str, source: str) -> Objects:
         reader.take(document)
     if reader.flaws:
         raise invalid_document(source, reader.flaws, _HINT)
-    if not reader.pods:
-        found = ["RuntimeClass", *reader.kinds] if reader.classes else reader.kinds
-        kinds = ", ".join(dict.fromkeys(found))
-        message = f"{source}:1:1: no pod found, only {kinds}"
-        raise InvalidDocument(message, _WORDING.start)
-    return Objects(tuple(reader.pods), tuple(reader.classes), tuple(reader.kinds))
+    objects = Objects(tuple(reader.pods), tuple(reader.classes), tuple(reader.others))
+    if needs_pod and not objects.pods:
+        raise no_pod(objects, source)
+    return objects
+
+
+def no_pod(objects: Objects, source: str) -> InvalidDocument:
+    """The error about a file without pods."""
+    kinds = ["RuntimeClass"] if objects.runtime_classes else []
+    kinds += [other.kind for other in objects.others]
+    message = f"{source}:1:1: no pod found, only {', '.join(dict.fromkeys(kinds))}"
+    return InvalidDocument(message, _WORDING.start)
 
 
 class _Reader(Struct):
@@ -221,7 +244,7 @@ class _Reader(Struct):
     flaws: list[Diagnostic]
     pods: list[PodSpec] = field(default_factory=list)
     classes: list[RuntimeClassSpec] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    others: list[OtherObject] = field(default_factory=list)
 
     def take(self, document: Located) -> None:
         """Add an object, or those of a List."""
@@ -240,7 +263,16 @@ class _Reader(Struct):
         elif kind in POD_TEMPLATES:
             self._take_pod(document, kind)
         else:
-            self.kinds.append(kind)
+            self.others.append(
+                OtherObject(
+                    kind=kind,
+                    name=self._text(document, ("metadata", "name")),
+                    api_version=self._text(document, ("apiVersion",)),
+                    data=document.value,
+                    source=self.source,
+                    line=document.place.line,
+                )
+            )
 
     def _take_class(self, document: Located) -> None:
         name = self._text(document, ("metadata", "name"))

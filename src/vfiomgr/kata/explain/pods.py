@@ -14,7 +14,7 @@ from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together
 from vfiomgr.guests.model import HOST_FILE
-from vfiomgr.kata.explain import configuration, devices, functions, pod_to_shim, resources
+from vfiomgr.kata.explain import cluster, configuration, devices, functions, pod_to_shim, resources
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.context import (
     ConfigurationFacts,
@@ -23,7 +23,7 @@ from vfiomgr.kata.explain.context import (
     PodContext,
 )
 from vfiomgr.kata.explain.mediated import devices_named
-from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
+from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, no_pod, read_objects
 from vfiomgr.kata.facts import installation_of
 from vfiomgr.kata.kubernetes import require_label, require_resource
 from vfiomgr.kata.model import (
@@ -96,7 +96,7 @@ def explain_pod(
 
     Raises:
         UsageError: there is no such file or device, or an option is invalid.
-        InvalidDocument: the file has no pod.
+        InvalidDocument: the file has no pod, and nothing else that is judged.
         Refusal: the device is a bridge, or a mediated device.
 
     """
@@ -115,14 +115,19 @@ def explain_pod(
     scene = _Scene(host, seen, version_told, *chosen)
     is_file = subject == STANDARD_INPUT or os.path.exists(subject)
     if is_file or subject.endswith((".yaml", ".yml", ".json")):
-        objects = read_objects(text_of(subject, "the pod"), source_of(subject))
+        objects = read_objects(text_of(subject, "the pod"), source_of(subject), needs_pod=False)
         contexts = [scene.context(spec, objects, handler) for spec in objects.pods]
+        others, has_pods = objects.others, bool(contexts)
+        more = tuple(cluster.traces(seen, scene.kubernetes, others, pods=has_pods))
+        if not contexts and not more:
+            raise no_pod(objects, source_of(subject))
     else:
+        more = ()
         contexts = [scene.context_of_device(subject, resource, handler or DEFAULT_HANDLER)]
     for text in dict.fromkeys(context.release.beyond_known for context in contexts):
         if text is not None:
             host.on_note(f"{text}: checked as that release")
-    return tuple(map(trace, contexts))
+    return (*map(trace, contexts), *more)
 
 
 class _Scene:
@@ -140,6 +145,8 @@ class _Scene:
         self._source, self._host = source, host
         self._runtime, self._config = runtime, config
         self._tree = source.tree if source.snapshot is None else None
+        self._kubelet = gather.read_kubelet(self._tree) if self._tree else None
+        self.kubernetes = None if self._kubelet is None else self._kubelet.version
         self._handlers = gather.read_handlers(self._tree, cri) if self._tree else None
         self._cri: CriName = self._handlers.cri if self._handlers else cri or "containerd"
         self._installed = installation_of(source)
@@ -199,7 +206,7 @@ class _Scene:
             shim=gather.state_of_shim(tree, program) if tree is not None else "not looked for",
             shim_runtime=shim_runtime,
             shims=tuple(shim.path for shim in self._installed.shims),
-            kubelet=gather.read_kubelet(tree) if tree else None,
+            kubelet=self._kubelet,
             lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
             is_told=handler is not None or self._config is not None,
             absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),

@@ -201,6 +201,7 @@ def _is_same_pod(context: PodContext, pod: str) -> bool:
 
 _NO_REQUEST = "the pod requests no device, neither by a resource nor by a CDI annotation"
 _GATE_OPEN = Version(1, 34)
+_LOSES_DRIVERS, _KEEPS_DRIVERS = Version(1, 34), Version(1, 34, 2)
 
 
 def request(context: PodContext) -> TraceStep:
@@ -440,6 +441,25 @@ def _twice(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
+def _unregistered(context: PodContext) -> Iterator[Diagnostic]:
+    """Kubelets that lose the registration of DRA drivers (kubernetes/kubernetes#133920)."""
+    version = None if context.kubelet is None else context.kubelet.version
+    if (
+        version is not None
+        and _LOSES_DRIVERS <= version < _KEEPS_DRIVERS
+        and context.pod.all_claims
+    ):
+        yield chain_break(
+            "claim-kubelet",
+            context.pod.name,
+            f"kubelet {version} may lose the registration of DRA drivers (1.34.0 and 1.34.1): "
+            "'DRA driver is not registered'",
+            f"upgrade the kubelet to {_KEEPS_DRIVERS}",
+            is_certain=False,
+            evidence=("kubernetes/kubernetes#133920",),
+        )
+
+
 OFFER_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod: its requests",
@@ -453,6 +473,7 @@ OFFER_RULES: RuleSet[PodContext] = register(
                 "pod-devices-taken",
             ),
             rule(_not_recorded, "pod-no-checkpoint"),
+            rule(_unregistered, "claim-kubelet"),
             rule(_annotated_in_vain, "kata-annotations-unread"),
         ),
     )
