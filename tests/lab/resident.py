@@ -1,4 +1,7 @@
-"""vfiomgr with all that it imports, waiting to be forked: a start takes seconds under emulation.
+"""vfiomgr with what it imported so far, waiting to be forked: a start takes long under emulation.
+
+All its modules take half a minute there, of which the tests of one guest use a part. So what a
+command imported is imported here after it, and the next one has it.
 
 A command is a process of its own nevertheless: it has its own arguments, environment, directory and
 standard streams, and nothing that it does to its interpreter outlives it.
@@ -10,14 +13,12 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypedDict
 
-import vfiomgr
 from vfiomgr.cli.garbage import collect_seldom
 from vfiomgr.host.owners import weakness
 from vfiomgr.main.program import main
@@ -25,7 +26,7 @@ from vfiomgr.persistence import named
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
 """What it is called by, which it writes into the hooks and units that shall call it."""
-_ALSO = ("jinja2", "libvirt", "pydantic", "rich.console", "rich.table", "ruamel.yaml", "tomlkit")
+_ALSO = {"jinja2", "libvirt", "pydantic", "rich.console", "rich.table", "ruamel.yaml", "tomlkit"}
 """What vfiomgr imports where it is used."""
 
 
@@ -74,11 +75,6 @@ class Resident:
 
 
 def _serve() -> None:
-    for module in pkgutil.walk_packages(vfiomgr.__path__, "vfiomgr."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    for name in _ALSO:
-        importlib.import_module(name)
     _trust_the_checkout()
     gc.freeze()  # a collection in a forked child would copy every page of this process
     collect_seldom()  # as the command does
@@ -96,13 +92,24 @@ def _trust_the_checkout() -> None:
 
 
 def _answer(request: Request) -> Answer:
-    said, complained = os.memfd_create("stdout"), os.memfd_create("stderr")
+    said, complained, imported = map(os.memfd_create, ("stdout", "stderr", "imported"))
     child = os.fork()
     if not child:
-        _become(request, said, complained)
+        _become(request, said, complained, imported)
     _, status = os.waitpid(child, 0)
-    texts = [_text(descriptor) for descriptor in (said, complained)]
-    return Answer(status=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1])
+    stdout, stderr, names = map(_text, (said, complained, imported))
+    _import(names.split())
+    return Answer(status=os.waitstatus_to_exitcode(status), stdout=stdout, stderr=stderr)
+
+
+def _import(names: list[str]) -> None:
+    """Import what a command had to import by itself: none of it is told where that was killed."""
+    new = [name for name in names if name not in sys.modules]
+    for name in new:
+        if name.startswith("vfiomgr.") or name in _ALSO:
+            importlib.import_module(name)
+    if new:
+        gc.freeze()
 
 
 def _text(descriptor: int) -> str:
@@ -111,8 +118,8 @@ def _text(descriptor: int) -> str:
         return file.read().decode()
 
 
-def _become(request: Request, said: int, complained: int) -> NoReturn:
-    """Be that command, and end."""
+def _become(request: Request, said: int, complained: int, imported: int) -> NoReturn:
+    """Be that command, leave the names of its modules, and end."""
     status = 1
     try:
         for descriptor, own in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (complained, 2)):
@@ -131,6 +138,7 @@ def _become(request: Request, said: int, complained: int) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        os.write(imported, "\n".join(sys.modules).encode())
         os._exit(status)
 
 

@@ -38,7 +38,7 @@ def test_the_iommu_of_arm_is_one_of_the_machine(machine: Topology) -> None:
 
 
 def test_nodes_share_the_memory() -> None:
-    arguments = " ".join(TOPOLOGIES["two-roots"].qemu_arguments(4096, AMD64))
+    arguments = " ".join(TOPOLOGIES["mixed"].qemu_arguments(4096, AMD64))
     assert arguments.count("size=2048M") == 2
     assert NODE_MEMORY not in arguments
 

@@ -265,7 +265,7 @@ def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it(libvirtd
 
 
 @pytest.mark.thorough
-@pytest.mark.topology("two-roots")
+@pytest.mark.topology("mixed")
 def test_two_gpus_keep_their_root_complexes_and_nodes(topology: Topology) -> None:
     names = [topology.addresses[name] for name in ("gpu", "twin")]
     for name in ("gpu", "gpu_audio"):

@@ -29,7 +29,7 @@ def troubles(text: str) -> set[str]:
     return {finding.rule for finding in found}
 
 
-@pytest.mark.topology("two-roots")
+@pytest.mark.topology("mixed")
 def test_gpus_on_two_roots(topology: Topology) -> None:
     names = ("gpu", "gpu_audio", "twin", "twin_audio")
     addresses = [topology.addresses[name] for name in names]

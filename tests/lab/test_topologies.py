@@ -35,7 +35,7 @@ def test_virtual_functions_come_and_go(topology: Topology) -> None:
     assert not list(function.glob("virtfn*"))
 
 
-@pytest.mark.topology("two-roots")
+@pytest.mark.topology("mixed")
 def test_each_pair_has_its_own_node(topology: Topology) -> None:
     _assert_devices(topology)
     nodes = {

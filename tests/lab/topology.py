@@ -173,28 +173,8 @@ SRIOV = Topology(
 
 MIXED = Topology(
     name="mixed",
-    summary="a display+audio pair, the NVMe controller with virtual functions, and mdev parents",
-    devices=(
-        _CONSOLE,
-        _root_port("third", 2),
-        *_display_pair("third"),
-        _root_port("first", 3),
-        *_nvme("first"),
-    ),
-    addresses={
-        "console": "0000:00:01.0",
-        "gpu": "0000:01:00.0",
-        "gpu_audio": "0000:01:00.1",
-        "nvme": "0000:02:00.0",
-    },
-    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, "nvme": "nvme"},
-    modules=_MDEV_MODULES,
-    processors=2,
-)
-
-TWO_ROOTS = Topology(
-    name="two-roots",
-    summary="a display+audio pair on each of two root complexes, one per NUMA node",
+    summary="a display+audio pair on each of two root complexes, one per NUMA node, the NVMe "
+    "controller with virtual functions, and mdev parents",
     numa=(
         "-object",
         f"memory-backend-ram,id=memory0,size={NODE_MEMORY}M",
@@ -207,20 +187,24 @@ TWO_ROOTS = Topology(
     ),
     devices=(
         _CONSOLE,
-        _root_port("first", 2),
-        *_display_pair("first"),
+        _root_port("third", 2),
+        *_display_pair("third"),
+        _root_port("first", 3),
+        *_nvme("first"),
         "pxb-pcie,id=root100,bus=pcie.0,addr=0x7,bus_nr=100,numa_node=1",
-        _root_port("second", 3, bus="root100"),
+        _root_port("second", 4, bus="root100"),
         *_display_pair("second"),
     ),
     addresses={
         "console": "0000:00:01.0",
         "gpu": "0000:01:00.0",
         "gpu_audio": "0000:01:00.1",
+        "nvme": "0000:02:00.0",
         "twin": "0000:65:00.0",
         "twin_audio": "0000:65:00.1",
     },
-    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, **_TWIN_DRIVERS},
+    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS, **_TWIN_DRIVERS, "nvme": "nvme"},
+    modules=_MDEV_MODULES,
     processors=2,
 )
 
@@ -259,8 +243,7 @@ PLAIN = Topology(
 )
 
 TOPOLOGIES: dict[str, Topology] = {
-    topology.name: topology
-    for topology in (WORKSTATION, SRIOV, MIXED, ALL, TWO_ROOTS, NO_IOMMU, PLAIN)
+    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN)
 }
 DEFAULT = WORKSTATION
 
