@@ -43,7 +43,7 @@ check: setup  ## static checks
 	.venv/bin/lint-imports --config tools/imports.toml
 	$(PYTHON) -m tools.imports
 
-lab-faults:  ## vfiomgr fails and is killed at every step, in the laboratory and the unit tests
+lab-faults:  ## what takes long: kills at every step, and the thorough tests of the laboratory
 	@tools/setup dev
 	@$(PYTHON) -m tests.lab deaths
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab \

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
-    line = "thorough: only with --platform and for `make lab-faults`; a shorter test has the kind"
+    line = "thorough: takes long; only with --platform and for `make lab-faults`"
     config.addinivalue_line("markers", line)
 
 

@@ -64,6 +64,7 @@ def test_either_tool_starts_and_shows_what_the_other_defined() -> None:
     assert SECOND not in mdevctl("list", "-d")
 
 
+@pytest.mark.thorough
 def test_definitions_outlive_their_driver_and_a_corrupt_file_hides_none() -> None:
     vfiomgr("vgpu", "define", "--parent", "mtty", "--type", "mtty-1", FIRST, "--autostart")
     (FILES / "mtty" / SECOND).write_text("{ not JSON")

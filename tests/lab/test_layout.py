@@ -130,6 +130,7 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     assert facts(topology) == first
 
 
+@pytest.mark.thorough
 def test_a_plan_that_was_written_down_is_refused_once_the_host_has_changed(
     topology: Topology, first: dict[str, str]
 ) -> None:

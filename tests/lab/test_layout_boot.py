@@ -193,6 +193,7 @@ def move(function: str, override: str = "") -> None:
     Path("/sys/bus/pci/drivers_probe").write_text(function)
 
 
+@pytest.mark.thorough
 def test_what_is_moved_by_hand_is_told_and_put_right_once(topology: Topology, file: str) -> None:
     vfiomgr("apply", file)
     moved = functions(topology)[0]

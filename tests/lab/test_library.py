@@ -22,6 +22,7 @@ PROGRAM = Path(__file__).parents[2] / "docs/examples/passthrough.py"
 TREE = api.HostTree("/")
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("workstation")
 def test_the_program_binds_starts_a_domain_makes_a_vgpu_and_undoes_all(topology: Topology) -> None:
     gpu = PciAddress.parse(topology.addresses["gpu"])

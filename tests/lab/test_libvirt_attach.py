@@ -138,7 +138,6 @@ def _no_domain_is_left(functions: tuple[PciAddress, ...]) -> Iterator[None]:
         call("virsh", "undefine", name)
 
 
-@pytest.mark.platforms("debian13", topology="all")
 def test_a_running_guest_gets_a_function_and_gives_it_back(
     functions: tuple[PciAddress, ...],
 ) -> None:
@@ -160,6 +159,7 @@ def test_a_running_guest_gets_a_function_and_gives_it_back(
     assert driver(functions[0]) == "vfio-pci"
 
 
+@pytest.mark.thorough
 def test_without_a_free_root_port_it_is_refused_and_the_remedy_helps(
     functions: tuple[PciAddress, ...],
 ) -> None:
@@ -221,6 +221,7 @@ def test_the_hook_binds_for_the_guest_that_asked_for_it_and_gives_back(
     assert call("virsh", "start", "hooked").returncode != 0
 
 
+@pytest.mark.thorough
 def test_what_the_hook_refuses_does_not_start(
     functions: tuple[PciAddress, ...], topology: Topology
 ) -> None:

@@ -213,6 +213,7 @@ def test_a_virtual_function(topology: Topology) -> None:
         vfiomgr("sriov", "set", physical, "0")
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("workstation")
 def test_a_vgpu_with_ramfb() -> None:
     kind = document("vgpu", "list", "--types", "--parent", "mdpy")["items"][0]["id"]
@@ -236,7 +237,6 @@ def test_a_vgpu_with_ramfb() -> None:
 
 
 @pytest.mark.topology("sriov")
-@pytest.mark.platforms("debian13", topology="all")
 def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it(libvirtd: str) -> None:
     with libvirt.open(libvirtd) as connection:
         number = connection.getLibVersion()  # 9000000 for 9.0.0

@@ -16,10 +16,7 @@ from tests.lab.nested import call
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [
-    pytest.mark.topology("sriov"),
-    pytest.mark.platforms("debian13", topology="all"),
-]
+pytestmark = pytest.mark.topology("sriov")
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c0601"
 ACTIVE = Path("/sys/bus/mdev/devices", UUID)

@@ -47,7 +47,6 @@ _KNOWS_DRIVER_MODEL = 10_000_000
 """libvirt 10.0.0, as it writes its version."""
 pytestmark = [
     pytest.mark.topology("workstation"),
-    pytest.mark.platforms("debian13", topology="all"),
     pytest.mark.usefixtures("libvirtd", "bound"),
 ]
 
@@ -140,7 +139,6 @@ def test_a_device_on_its_host_driver_in_a_domain_that_libvirt_knows() -> None:
 
 
 @pytest.mark.usefixtures("released")
-@pytest.mark.platforms("debian12")
 def test_a_group_of_which_a_part_stays() -> None:
     text = domain(pci("gpu", managed="yes"))
     remedy = breaks(text, "group-not-viable", "not viable", "is not available")
@@ -167,7 +165,6 @@ def test_a_device_of_a_running_domain() -> None:
     assert troubles(PLACED) == {}
 
 
-@pytest.mark.platforms("debian12")
 def test_a_device_that_a_qemu_of_nobody_has() -> None:
     with foreign_guest(ADDRESSES["twin"]):
         breaks(PLACED, "held-by-process", "busy", "Permission denied")
@@ -185,7 +182,6 @@ def foreign_guest(address: str) -> Iterator[None]:
     process.wait()
 
 
-@pytest.mark.platforms("debian12")
 def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     uuid = str(uuids.uuid4())
     text = domain(mdev(uuid))
@@ -211,7 +207,7 @@ def vgpus() -> Iterator[tuple[str, str]]:
     vfiomgr("vgpu", "remove", *made)
 
 
-@pytest.mark.platforms("debian12")
+@pytest.mark.thorough
 def test_displays_of_vgpus(vgpus: tuple[str, str]) -> None:
     one, other = vgpus
     shown, drawn = " display='on'", " display='on' ramfb='on'"

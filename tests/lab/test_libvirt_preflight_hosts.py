@@ -65,7 +65,6 @@ def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
 
 
 @pytest.mark.topology("sriov")
-@pytest.mark.platforms("debian13", topology="all")
 def test_a_virtual_function_of_a_vendors_driver() -> None:
     gpusim.load(family="vendor")
     try:

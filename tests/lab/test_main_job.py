@@ -145,6 +145,7 @@ def test_a_group_goes_whole_with_consent_and_comes_back(topology: Topology) -> N
     assert [facts(topology.addresses[name]).driver for name in names] == first
 
 
+@pytest.mark.thorough
 def test_two_at_once_wait_for_each_other(restored: Topology) -> None:
     gpu, audio = restored.addresses["gpu"], restored.addresses["gpu_audio"]
     for command in ("bind", "unbind"):

@@ -28,6 +28,7 @@ TREE = api.HostTree("/")
 PROCESSES, FUNCTIONS, RUNS = (16, 60, 3) if EVERY_MOMENT_VARIABLE in os.environ else (4, 12, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("mixed")
 def test_at_the_end_every_function_is_where_the_journal_says(
     topology: Topology, tmp_path: Path

@@ -55,6 +55,7 @@ def used_by() -> dict[str, list[str]]:
     return {f"{one['profile']} at {one['start']}": one["users"] for one in item["instances"]}
 
 
+@pytest.mark.thorough
 def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
     types = {t["name"]: t for t in document("vgpu", "list", "--types")["items"]}
     small = types["GRID A100-1-5C"]

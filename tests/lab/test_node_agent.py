@@ -96,6 +96,7 @@ def place() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.thorough
 def test_a_pod_has_the_node_of_its_gpu_by_its_name(bound: str, place: Path) -> None:
     containerd = containers.for_pods()
     containerd.start()
@@ -139,7 +140,9 @@ def of_daemon_set() -> list[str]:
     return [VFIOMGR, *agent["args"]]
 
 
-@pytest.mark.parametrize("command_of", [of_unit, of_daemon_set])
+@pytest.mark.parametrize(
+    "command_of", [of_unit, pytest.param(of_daemon_set, marks=pytest.mark.thorough)]
+)
 def test_the_device_of_a_pod_stays_if_its_agent_runs_hangs_or_was_killed(
     bound: str, command_of: Callable[[], list[str]]
 ) -> None:
@@ -170,6 +173,7 @@ async def refused(address: str) -> str:
     return done.stderr
 
 
+@pytest.mark.thorough
 def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
     topology: Topology, place: Path
 ) -> None:

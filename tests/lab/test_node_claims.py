@@ -108,6 +108,7 @@ def records() -> list[str]:
     return [*read_records(TREE), *(path.name for path in Path("/run/cdi").glob("*claim*"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
 )

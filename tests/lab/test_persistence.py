@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.lab.command import VFIOMGR, document, vfiomgr
+from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.topology("workstation", last=True),
 ]
 
-CYCLES = 10
+CYCLES = 10 if EVERY_MOMENT_VARIABLE in os.environ else 4
 _NEVER = 300.0
 """Seconds that nothing takes, on however busy a machine."""
 OWNER, GROUP = 1234, 4321

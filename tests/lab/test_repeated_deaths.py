@@ -22,6 +22,7 @@ def test_a_gpu_stays_bound_after_the_request_is_repeated(topology: Topology) -> 
     deaths.without_problem(deaths.repetitions_of_topology, topology, COUNT)
 
 
+@pytest.mark.thorough
 @pytest.mark.topology("sriov")
 def test_virtual_functions_stay_after_the_request_is_repeated(topology: Topology) -> None:
     """By `sriov set`, and by a layout that also binds them to vfio-pci."""

@@ -27,7 +27,7 @@ _FUNCTIONS = 4
 """Virtual functions of the GPU: each of an A40's 32 is created again after every death."""
 
 
-@pytest.fixture(params=["mdev", "vendor"])
+@pytest.fixture(params=[pytest.param("mdev", marks=pytest.mark.thorough), "vendor"])
 def gpu(request: pytest.FixtureRequest) -> Iterator[PciAddress]:
     """A GPU on NVIDIA's driver, whole; what keeps it initialised is off."""
     family: Literal["mdev", "vendor"] = request.param

@@ -83,6 +83,7 @@ def test_by_name_by_need_and_until_full(family: str) -> None:
     assert host().vgpus.active == ()
 
 
+@pytest.mark.thorough
 def test_the_room_that_is_told_is_the_room_that_there_is(family: str) -> None:
     for size in ("16Q", "24Q", "48Q"):
         kind = f"{model(family)}-{size}"
@@ -117,6 +118,7 @@ def test_all_or_nothing(family: str) -> None:
     assert host().vgpus.active == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
 )
@@ -163,6 +165,7 @@ def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
     remove_all()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("libvirtd")
 def test_libvirt_starts_a_guest_with_a_mediated_device() -> None:
     gpusim.load(family="mdev")
