@@ -55,8 +55,12 @@ def _is_amd(device: PciDevice) -> bool:
 
 
 def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
-    """GPUs that could be assigned; the console's display is excluded."""
-    return [d for d in host.devices if _is_amd(d) and d.device_id in ids and not d.is_boot_display]
+    """GPUs that could be assigned; the console's display on a host driver is excluded."""
+    return [
+        d
+        for d in host.devices
+        if _is_amd(d) and d.device_id in ids and (d.is_on_vfio or not d.is_boot_display)
+    ]
 
 
 def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def gpus(host: HostSnapshot) -> list[PciDevice]:
     """GPUs and accelerators that can be passed through entirely.
 
-    The console's display, functions with VFs or vGPUs, and NVSwitches are excluded.
+    The console's display on a host driver, functions with VFs or vGPUs, and NVSwitches are
+    excluded.
     """
     parents = host.vgpus.parent_names
     return [
@@ -42,7 +43,11 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
         for d in host.devices
         if d.is_graphics_or_accelerator
         and not d.is_nvswitch
-        and not (d.is_boot_display or d.virtual_functions or str(d.address) in parents)
+        and not (
+            (d.is_boot_display and not d.is_on_vfio)
+            or d.virtual_functions
+            or str(d.address) in parents
+        )
     ]
 
 

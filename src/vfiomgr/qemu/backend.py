@@ -16,6 +16,7 @@ from vfiomgr.qemu.model import GENERIC_INITIATOR, VF_TOKEN, QemuPlan
 from vfiomgr.qemu.render import command_line
 from vfiomgr.units import Version, format_cpulist, size
 from vfiomgr.value import Value
+from vfiomgr.vgpu.steps import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,7 +52,8 @@ class QemuBackend(Value):
         if any(device.options.acpi_nodes is not None for device in guest.devices):
             self._require(GENERIC_INITIATOR, "acpi-generic-initiator", request.name)
         arguments = arguments_of(request, guest)
-        return QemuPlan(request, guest, arguments, (*guest.notes, *_notes(request, guest)))
+        notes = (*guest.notes, *_notes(request, guest), *_uuid_notes(host, guest.seen))
+        return QemuPlan(request, guest, arguments, notes)
 
     def render(self, plan: QemuPlan) -> str:
         """The arguments, one per line."""
@@ -84,6 +86,14 @@ def _notes(request: GuestRequest, guest: GuestPlan) -> Iterator[str]:
     if request.firmware == "efi":
         yield "add the firmware: -drive if=pflash,unit=0,readonly=on,format=raw,file=OVMF_CODE.fd"
     yield from _display_notes(guest.seen)
+
+
+def _uuid_notes(host: HostSnapshot, devices: Iterable[GuestDevice]) -> Iterator[str]:
+    """NVIDIA's plugin reads it from the command line (vGPU user guide, KVM: -uuid vm-uuid)."""
+    vgpus = filter(None, (host.vgpus.named(device.name) for device in devices))
+    parents = filter(None, (host.device_named(vgpu.parent) for vgpu in vgpus))
+    if any(parent.driver == DRIVER for parent in parents):
+        yield "NVIDIA's vGPUs need the UUID of the guest: add -uuid UUID, e.g. -uuid $(uuidgen)"
 
 
 def _display_notes(devices: Iterable[GuestDevice]) -> Iterator[str]:

@@ -362,7 +362,9 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             "no-sriov",
             device,
             f"{device} does not support SR-IOV: {generation}",
-            f"assign the entire GPU instead; whether it can be: vfiomgr show {device.address}",
+            f"create mediated devices on it instead: vfiomgr vgpu create --parent {device.address}"
+            if str(device.address) in host.vgpus.parent_names
+            else f"assign the entire GPU instead; whether it can be: vfiomgr show {device.address}",
         )
     elif not device.sriov_totalvfs:
         yield blocker(
@@ -444,13 +446,14 @@ def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a device without host driver, which creates virtual functions (sriov_configure)."""
     instead = WITHOUT_SRIOV.get(device.driver or "")
     if device.driver == "i915" and host.vgpus.has_i915_vfs is False:
-        instead = _instead_of_i915(host)
+        instead = _instead_of_i915(host, device)
     if device.driver is None:
         yield blocker(
             "no-driver",
             device,
             f"{device} has no driver, which is required to create virtual functions",
-            "load its host driver with modprobe, or run vfiomgr unbind",
+            "load its host driver with modprobe, or run vfiomgr unbind; if none is loaded at boot, "
+            "see why: modprobe -c | grep blacklist, module_blacklist= in /proc/cmdline",
         )
     elif device.is_on_vfio:
         yield blocker(
@@ -470,16 +473,18 @@ def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
-def _instead_of_i915(host: HostSnapshot) -> str:
+def _instead_of_i915(host: HostSnapshot, device: PciDevice) -> str:
     """What has SR-IOV; the kernel's own i915 has none, whatever its parameters are."""
     if parameters(host.kernel.command_line, "i915.max_vfs"):
         return (
             "the kernel's own i915 is loaded, which ignores max_vfs: check with dkms status that "
             "i915-sriov-dkms is built for this kernel, rebuild the initramfs, and reboot"
         )
+    identifier = device.device_id
     return (
-        "install i915-sriov-dkms for this kernel, or boot with xe, if its release supports SR-IOV "
-        "of this GPU (see modinfo xe for max_vfs)"
+        "install i915-sriov-dkms for this kernel; or use xe, if modinfo xe has max_vfs: boot with "
+        f"i915.force_probe=!{identifier} xe.force_probe={identifier} "
+        f"xe.max_vfs={device.sriov_totalvfs}"
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough.readiness_hints import how_to_bind
-from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
 from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import DRIVER, creation, is_before_ampere, lacks_vgpu_functions
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
+_WITHOUT_OUTPUTS = (
+    "on workstation cards disable the display outputs with NVIDIA's displaymodeselector"
+)
 _NVIDIA, _INTEL, _AMD = "10de", "8086", "1002"
 _BEFORE_AMPERE = frozenset(
     {"0ff2", "11bf"}  # K1, K2
@@ -115,8 +118,8 @@ def _of_nvidia(host: HostSnapshot, device: PciDevice) -> Absence:
     if not old and not device.sriov_totalvfs:
         return Absence(
             "shows no SR-IOV (sriov_totalvfs), which vGPUs need since Ampere",
-            "enable SR-IOV in the firmware setup, and on workstation cards disable the display "
-            f"outputs with NVIDIA's displaymodeselector; GeForce cards have no vGPUs: {entire}",
+            f"enable SR-IOV in the firmware setup, and {_WITHOUT_OUTPUTS}; GeForce cards have no "
+            f"vGPUs: {entire}",
         )
     kind = "mediated devices of the GPU itself, not virtual functions" if old else ""
     if device.is_on_vfio:
@@ -132,6 +135,9 @@ def _of_nvidia(host: HostSnapshot, device: PciDevice) -> Absence:
     if lacks_vgpu_functions(host, device):
         again = f" again, on the driver {device.driver}" if device.virtual_functions else ""
         remedy = f"create its virtual functions{again}: {creation(host, device)}"
+        if device.class_code.startswith(CLASS_VGA):  # without outputs they are 3D controllers
+            remedy += "; if that fails, enable SR-IOV, ARI and above-4G decoding in the firmware "
+            remedy += f"setup, and {_WITHOUT_OUTPUTS}"
         return Absence("has no virtual functions for vGPUs", remedy)
     return Absence(
         "gets no vGPU types from the NVIDIA driver that is loaded",

@@ -945,6 +945,10 @@ def test_d3cold() -> None:
     assert severity(host(readiness=facts()), "d3cold") == "info"
     assert severity(host(device(d3cold_allowed=False), readiness=facts()), "d3cold") is None
     assert severity(host(device(d3cold_allowed=None), readiness=facts()), "d3cold") is None
+    console = device(is_boot_display=True, driver="nvidia")
+    assert severity(host(console, readiness=facts()), "d3cold") is None
+    taken = replace(console, driver="vfio-pci")
+    assert severity(host(taken, readiness=facts()), "d3cold") == "info"
     awake = KernelModule("vfio_pci", "loaded", (), {"disable_idle_d3": "Y"})
     assert severity(host(readiness=facts(modules=(awake,))), "d3cold") is None
 

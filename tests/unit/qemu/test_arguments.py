@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -17,10 +19,29 @@ from vfiomgr.qemu.render import command_line, configuration_file, without_sectio
 from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.model import Vgpu
 
+if TYPE_CHECKING:
+    from vfiomgr.pci.model import PciDevice
+
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 HOST = with_facts(
     two_sockets(), vgpus=(Vgpu(UUID, "mdev", NEAR, "nvidia-1", "A2-1Q", "nvidia", 40, None, None),)
 )
+
+
+def host_device() -> PciDevice:
+    """The GPU of the vGPU."""
+    found = HOST.device_named(NEAR)
+    assert found is not None
+    return found
+
+
+def test_vgpus_of_nvidia_need_the_uuid_of_the_guest() -> None:
+    owner = replace(host_device(), driver="nvidia")
+    seen = replace(
+        HOST, devices=tuple(owner if d.address == owner.address else d for d in HOST.devices)
+    )
+    assert any("add -uuid UUID" in note for note in planned(UUID, host=seen).notes)
+    assert not any("-uuid" in note for note in planned(GPU).notes)
 
 
 def test_functions_of_a_slot_are_one_multifunction_device_behind_a_root_port() -> None:

@@ -13,7 +13,7 @@ from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.users.model import DeviceUser, HostUse
-from vfiomgr.vgpu.model import Vgpu
+from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
@@ -192,7 +192,8 @@ def refused(gpu: PciDevice, words: str = "quiet", *, has_vfs: bool | None = None
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"), [("i915.max_vfs=7", "rebuild the initramfs"), ("quiet", "boot with xe")]
+    ("words", "remedy"),
+    [("i915.max_vfs=7", "rebuild the initramfs"), ("quiet", "xe.force_probe=a7a0 xe.max_vfs=7")],
 )
 def test_the_kernels_own_i915_makes_no_virtual_functions(words: str, remedy: str) -> None:
     refusal = refused(IGPU, words, has_vfs=False)
@@ -233,6 +234,15 @@ def test_a_generation_without_sriov_needs_no_setting(
     assert [found.rule for found in refusal.diagnostics] == ["no-sriov"]
     assert "this generation has none" in refusal.message
     assert "firmware" not in (refusal.hint or "")
+
+
+def test_a_parent_of_mediated_devices_is_told_to_create_them() -> None:
+    gpu = replace(IGPU, vendor_id="10de", device_id="1eb8", sriov_totalvfs=16)
+    parent = VgpuParent(str(gpu.address), "/sys/x", "mdev", "nvidia", str(gpu.address), (), ())
+    host = with_facts(host_of(gpu), vgpu_parents=(parent,))
+    with pytest.raises(Refusal) as refused:
+        plan(host, SetVirtualFunctions(gpu.address, 1))
+    assert "mediated devices on it instead: vfiomgr vgpu create" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

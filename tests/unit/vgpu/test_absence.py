@@ -76,6 +76,9 @@ def test_virtual_functions_are_created_where_they_carry_vgpus() -> None:
     assert found(**H100).remedy == (
         "create its virtual functions: vfiomgr vgpu mode 0000:04:00.0 vgpu"
     )
+    outputs = found(**H100, class_code="030000").remedy
+    assert "SR-IOV, ARI and above-4G decoding" in outputs
+    assert "displaymodeselector" in outputs
     turing = replace(GPU, **T4)
     assert not lacks_vgpu_functions(host_of(turing), turing)
     parent = VgpuParent("0000:04:00.0", "/sys/x", "mdev", "nvidia", "0000:04:00.0", (), ())
