@@ -348,7 +348,8 @@ def _resources(each: Listed, function: Function) -> Iterator[str]:
     count = 0
     for text in function.bars or next(usual, ("64K",)):
         size = int(text[:-1]) * _SIZES[text[-1]]
-        flags = _MEMORY if size < _PREFETCHABLE_FROM else _MEMORY_64_PREFETCHABLE
+        is_wide = size >= _PREFETCHABLE_FROM or (count and names[0].startswith("10de03"))
+        flags = _MEMORY_64_PREFETCHABLE if is_wide else _MEMORY
         start = -(-start // size) * size
         yield f"0x{start:016x} 0x{start + size - 1:016x} 0x{flags:016x}"
         start, count = start + size, count + 1

@@ -182,6 +182,28 @@ def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
             )
 
 
+def unassigned_bars(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report functions with BARs for which the kernel found no address."""
+    for device in host.devices:
+        for found in () if device.is_bridge else guards.unassigned_bar(host, device):
+            place = f"{_DEVICES}/{device.address}/resource"
+            shown = (
+                f"{place}: flag 20000000 (unset) of {b.index}"
+                for b in device.bars
+                if b.is_unassigned
+            )
+            why = "neither a driver of the host nor a guest can use it"
+            yield finding(
+                found.rule,
+                "warning",
+                found.summary,
+                tuple(shown),
+                why,
+                *found.remedies,
+                subject=device,
+            )
+
+
 def same_identifiers(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report identical GPUs, including the console's display."""
     alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)

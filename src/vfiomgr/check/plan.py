@@ -63,6 +63,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(platform_rules.iommu, "iommu"),
             rule(device_rules.none, "no-devices"),
             rule(device_rules.silence, "silent-device"),
+            rule(device_rules.unassigned_bars, "bar-not-assigned"),
             rule(driver_rules.without_group, "no-group"),
             rule(driver_rules.shared_with_gpu, "shared-group"),
             rule(driver_rules.reserved_regions, "reserved-region"),

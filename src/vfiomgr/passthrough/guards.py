@@ -21,14 +21,14 @@ from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
 from vfiomgr.pci.slots import chipset_role
 from vfiomgr.rules.runner import kernel_option
-from vfiomgr.units import Version, counted
+from vfiomgr.units import Version, counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.passthrough.steps import Bind
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import Bar, PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import DeviceUser, HostUse
@@ -138,6 +138,36 @@ def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
+def unassigned_bar(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a function that the kernel cannot enable (pci_enable_resources, EINVAL)."""
+    found = [bar for bar in device.bars if bar.is_unassigned]
+    if found:
+        names = ", ".join(f"BAR {bar.index} ({size(bar.size)})" for bar in found)
+        yield blocker(
+            "bar-not-assigned",
+            device,
+            f"{device} has no address for {names}, so the kernel cannot enable it",
+            *_finding_room(host, max(found, key=lambda bar: bar.size)),
+        )
+
+
+def _finding_room(host: HostSnapshot, bar: Bar) -> Iterator[str | Remedy]:
+    """What makes room for a BAR. It is aligned to its size, and memory occupies the first part."""
+    bits = host.kernel.cpu_address_bits
+    if bits is not None and bar.size * 2 >= 1 << bits:
+        all_of_it = f"this CPU has {bits} address bits ({size(1 << bits)}) for memory and BARs"
+        yield f"use another host, or less memory: {all_of_it}"
+        return
+    if host.kernel.runs_on == "guest":
+        yield "give this virtual machine a larger window for BARs, on its host"
+    elif bar.is_64bit:
+        yield "enable above-4G decoding in the firmware setup"
+    option = kernel_option("pci=realloc", host.kernel.words, then=" and reboot")
+    if option.is_useful(host):
+        yield option
+    yield "remove other cards with large BARs"
+
+
 _FIRST_EVICTING = Version(6, 0)
 """The first kernel whose vfio-pci removes the firmware's framebuffer (vfio_pci_vga_init), from VGA
 functions only."""
@@ -198,7 +228,7 @@ def freeing(host: HostSnapshot, device: PciDevice, how: str = "") -> Iterator[st
 
 def unusable(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Why no guest can use a function although it is on a VFIO driver and its group is viable."""
-    for guard in (silence, reserved_region, firmware_framebuffer):
+    for guard in (silence, unassigned_bar, reserved_region, firmware_framebuffer):
         yield from guard(host, device)
 
 
@@ -488,6 +518,7 @@ TAKING: tuple[Guard, ...] = (
     behind_controller,
     denied,
     silence,
+    unassigned_bar,
     isolation,
     reserved_region,
     boot_display,

@@ -40,6 +40,7 @@ from vfiomgr.pci.function import (
     override,
     revision_in,
     security_of,
+    unassigned_vf_bars,
     virtual_functions_of,
 )
 from vfiomgr.pci.model import (
@@ -262,6 +263,7 @@ def read_device(
         header_type=header_type(config),
         is_responsive=is_alive(config),
         bars=tuple(bars_of(found, is_asleep=is_asleep)),
+        unassigned_vf_bars=tuple(unassigned_vf_bars(found)),
         vram=found.number("mem_info_vram_total"),
         tsm=security_of(found),
         compute_partition=found.read(COMPUTE_PARTITION),

@@ -23,7 +23,7 @@ CONFIG_BYTES = 16
 _REVISION_OFFSET, _HEADER_TYPE_OFFSET = 0x08, 0x0E
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
-_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
+_IO, _MEM, _PREFETCH, _MEM_64, _UNSET = 0x100, 0x200, 0x2000, 0x100000, 0x20000000
 """Flags of the third column of `resource` (include/linux/ioport.h)."""
 _MODALIAS = expression(
     r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
@@ -298,7 +298,22 @@ def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
                 is_64bit=bool(flags & _MEM_64),
                 is_prefetchable=bool(flags & _PREFETCH),
                 largest=None if is_asleep else _largest(function, index),
+                is_unassigned=bool(flags & _UNSET),
             )
+
+
+def unassigned_vf_bars(function: Function) -> Iterator[int]:
+    """The BARs of virtual functions (lines 7 to 12 of `resource`) without an address.
+
+    sriov_enable in drivers/pci/iov.c then fails: "not enough MMIO resources for SR-IOV" (ENOMEM).
+    """
+    lines = (function.read("resource") or "").splitlines()[_BARS + 1 : 2 * _BARS + 1]
+    for index, line in enumerate(lines):
+        match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
+        if match is not None:
+            start, end, flags = (int(field, 16) for field in match.groups())
+            if flags & _MEM and end > start and (not start or flags & _UNSET):
+                yield index
 
 
 def _largest(function: Function, index: int) -> int | None:

@@ -286,6 +286,8 @@ class Bar(Value):
     is_prefetchable: bool
     largest: int | None = None
     """The largest size that it can be resized to; None if it cannot, or if this is unknown."""
+    is_unassigned: bool = False
+    """Whether the kernel found no address for it (IORESOURCE_UNSET)."""
 
 
 class PciDevice(Value):
@@ -346,6 +348,8 @@ class PciDevice(Value):
     """The distance between the routing IDs of its virtual functions."""
     sriov_vf_total_msix: int | None = None
     """The MSI-X vectors for all its virtual functions; 0 if its driver cannot set their number."""
+    unassigned_vf_bars: tuple[int, ...] = ()
+    """The BARs of its virtual functions for which the kernel found no addresses."""
     tsm: DeviceSecurity | None = None
     """Its state for confidential guests; None if the kernel has none."""
 

@@ -19,6 +19,7 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import echo
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.model import pci_device
+from vfiomgr.rules.runner import kernel_option
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
 from vfiomgr.sriov.steps import (
@@ -380,6 +381,15 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             device,
             f"{device} supports at most {device.sriov_totalvfs} virtual functions, not {count}",
             "request fewer; the device's firmware settings may raise the limit",
+        )
+    elif count and device.unassigned_vf_bars:
+        names = ", ".join(map(str, device.unassigned_vf_bars))
+        yield blocker(
+            "vf-bars-unassigned",
+            device,
+            f"{device} has no addresses for the BARs of its virtual functions ({names})",
+            "enable SR-IOV and above-4G decoding in the firmware setup",
+            kernel_option("pci=realloc", host.kernel.words, then=" and reboot"),
         )
     elif device.driver == guards.GIM and count != device.sriov_numvfs:
         yield capacity.fixed_at_load(device, "creates virtual functions")

@@ -13,7 +13,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.guards import unusable
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.iommu import IommuState
-from vfiomgr.pci.model import IN_ITS_MEMORY
+from vfiomgr.pci.model import IN_ITS_MEMORY, Bar
 from vfiomgr.snapshot.hardware import direct_mapping
 from vfiomgr.snapshot.source import write_snapshot
 
@@ -30,6 +30,7 @@ AUDIO = replace(pci_device("0000:04:00.1"), class_code="040300", driver="snd_hda
 HBA = replace(GPU, class_code="010700", driver="mpt3sas", device_id="0087", vendor_id="1000")
 BRIDGE = replace(pci_device("0000:00:01.0"), class_code="060400", header_type=1, driver="pcieport")
 BOOTFB = (f"BOOTFB{IN_ITS_MEMORY}",)
+BAR = Bar(1, 0, 32 << 30, True, True, True, None, True)  # noqa: FBT003 - memory of 64 bits, unset
 UNITS = {"Intel": "dmar0", "AMD": "ivhd0", "Arm": "smmu3.0x0000000005000000"}
 
 
@@ -180,3 +181,43 @@ def test_groups_tell_of_memory_of_the_firmware(run: Run, tmp_path: Path) -> None
     document = run("--snapshot", str(file), "groups", "--format", "json").stdout
     assert '"state": "blocked"' in document
     assert "so the kernel refuses it for guests" in document
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "words", "expected", "absent"),
+    [
+        (36, 32, "quiet", "use another host, or less memory: this CPU has 36", "above-4G"),
+        (46, 32, "quiet", "above-4G", "another host"),
+        (46, 32, "pci=realloc", "above-4G", "pci=realloc"),
+        (
+            None,
+            16,
+            "quiet",
+            "add pci=realloc to the kernel command line and reboot",
+            "another host",
+        ),
+    ],
+)
+def test_a_bar_without_an_address(
+    bits: int | None, size: int, words: str, expected: str, absent: str
+) -> None:
+    gpu = replace(GPU, bars=(replace(BAR, size=size << 30),))
+    facts = {"cpu_address_bits": bits, "kernel_command_line": words}
+    refused = refusal(with_facts(host_of(gpu), **facts))
+    assert f"no address for BAR 1 ({size} GiB), so the kernel cannot enable it" in refused.message
+    assert expected in refused.hint
+    assert absent not in refused.hint
+    bound = replace(gpu, driver="vfio-pci")
+    assert [found.rule for found in unusable(host_of(bound), bound)] == ["bar-not-assigned"]
+
+
+def test_the_window_of_a_guest_is_enlarged_on_its_host() -> None:
+    gpu = replace(GPU, bars=(BAR,))
+    hint = refusal(with_facts(host_of(gpu), runs_on="guest", cpu_address_bits=46)).hint
+    assert "larger window for BARs, on its host" in hint
+    assert "firmware setup" not in hint
+
+
+def test_a_bar_with_an_address_is_fine() -> None:
+    gpu = replace(GPU, bars=(replace(BAR, is_unassigned=False, start=1 << 40),))
+    assert plan(host_of(gpu), Bind((gpu.address,))).steps

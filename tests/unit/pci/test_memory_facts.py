@@ -60,3 +60,27 @@ def test_the_memory_that_amdgpu_reports_is_read(tmp_path: Path) -> None:
     assert device(tmp_path / "a", "").vram is None
     told = device(tmp_path / "b", f"{PLACE}/mem_info_vram_total: 17163091968")
     assert told.vram == 17163091968
+
+
+def test_bars_without_an_address_are_read(tmp_path: Path) -> None:
+    empty = "\n".join([" ".join(["0x" + "0" * 16] * 3)] * 3)
+    lines = f"""0x00000000f6000000 0x00000000f6ffffff 0x0000000000040200
+0x0000000000000000 0x00000007ffffffff 0x000000002014220c
+{empty}
+0x000000000000e000 0x000000000000e07f 0x0000000000040101
+0x00000000f7000000 0x00000000f707ffff 0x0000000000046200
+0x0000000000000000 0x00000000003fffff 0x000000000014220c
+0x00000000f8000000 0x00000000f80fffff 0x000000000014220c
+"""
+    tree = tree_of(tmp_path, FILES)
+    (tmp_path / f"{PLACE}/resource").write_text(lines)
+    found = read_device(
+        Functions(tree), "0000:03:00.0", Names(tree, tree), Locked(None, None, None, None)
+    )
+    assert found is not None
+    assert [(bar.index, bar.is_unassigned) for bar in found.bars] == [
+        (0, False),
+        (1, True),
+        (5, False),
+    ]
+    assert found.unassigned_vf_bars == (0,)

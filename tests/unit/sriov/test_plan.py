@@ -138,6 +138,7 @@ def test_functions_in_use_stay_and_their_users_are_named(
     [
         ({}, 9, "supports at most 8 virtual functions, not 9", "request fewer"),
         ({"sriov_totalvfs": None}, 1, "does not support SR-IOV", "vfiomgr sriov list"),
+        ({"unassigned_vf_bars": (0, 3)}, 1, r"no addresses for .* \(0, 3\)", "SR-IOV and above-4G"),
         ({"driver": None}, 1, "has no driver", "load its host driver"),
         (
             {"driver": "vfio-pci"},

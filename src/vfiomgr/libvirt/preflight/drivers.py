@@ -71,6 +71,7 @@ _ASKED_ELSEWHERE = (
     guards.bridge,
     guards.denied,
     guards.silence,
+    guards.unassigned_bar,
     isolation.isolation,
     isolation.reserved_region,
     guards.firmware_framebuffer,

@@ -129,6 +129,12 @@ GUARD_RULES = (
         "such a device cannot be reset",
     ),
     GuardRule(
+        "bar-not-assigned",
+        guards.unassigned_bar,
+        lambda _: "/resource has the flag 20000000 (unset)",
+        "vfio-pci cannot enable the device, so QEMU cannot open it",
+    ),
+    GuardRule(
         "firmware-framebuffer",
         guards.firmware_framebuffer,
         lambda device: f": /proc/iomem has {', '.join(device.framebuffers)} below it",
