@@ -73,6 +73,11 @@ def _image_configuration(source: HostSource, config: str | None) -> KataConfigur
         facts = gather.read_settings_of(source.tree, (HostPath(config),))
     if facts.file is not None:
         return facts.file
+    others = () if config is not None else tuple(kata_facts.read_configurations(source.tree))
+    if others:
+        found = next((each for each in others if _plugs_devices(each, None)), others[0])
+        source.on_note(f"checking {found.path}: name another configuration with --config")
+        return found
     message = f"no readable configuration of Kata: {', '.join(facts.looked_for)}"
     below = "" if source.root == MACHINE else f" (a path below {source.root})"
     raise UsageError(message, f"name one with --config FILE{below}, or install Kata Containers")
@@ -135,7 +140,7 @@ def configuration_of(host: HostSource, handler: str, told: str | None) -> HostPa
     raise _lacking(host, own)
 
 
-def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName) -> bool:
+def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName | None) -> bool:
     """Whether it and its drop-ins set a port for devices; false if it is not readable."""
     try:
         settings = read_settings(file.resolved, file.text, file.drop_ins)

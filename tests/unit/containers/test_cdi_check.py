@@ -231,6 +231,21 @@ def test_mounts_and_hooks_of_missing_files_break_the_devices_of_a_file() -> None
     assert not found.breaks_all
 
 
+@pytest.mark.parametrize(
+    ("args", "is_found"),
+    [
+        (["nvidia-ctk", "hook", "chmod", "--mode", "755", "--path", "/dev/dri"], True),
+        (["nvidia-ctk", "hook", "chmod", "--mode", "755", "--path", "/run/x"], False),
+        (["nvidia-ctk", "hook", "update-ldcache", "--folder", "/dev/x"], False),
+    ],
+)
+def test_a_hook_that_changes_modes_of_nodes_is_named(args: list[str], *, is_found: bool) -> None:
+    hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-ctk", "args": args}
+    found = check([etc(edits(hooks=[hook]))], CONSUMERS).findings
+    assert [each.rule for each in found] == ["hook-chmod"] * is_found
+    assert all(each.severity == "warning" for each in found)
+
+
 def test_a_name_with_a_digit_needs_a_newer_file_or_a_letter() -> None:
     files = [etc(spec(cdiVersion="0.4.0", devices=devices(name))) for name in ("0", "a")]
     (found,) = check(files[:1], consumers_named("podman-5.4")).findings

@@ -534,8 +534,11 @@ def test_options_of_runc_go_along_in_k3s(kernel: FakeKernel) -> None:
     put(kernel, K3S / "config.toml", rendered(3))
     install(kernel, RuntimeRequest("k3s", "crun", "/usr/bin/crun"))
     assert "SystemdCgroup = true" in (text(kernel, K3S / "config-v3.toml.tmpl") or "")
-    with pytest.raises(Refusal, match="sets its default runtime itself"):
+    with pytest.raises(Refusal, match=r"sets its default runtime itself$"):
         prepare(kernel, RuntimeRequest("k3s", "crun2", "/usr/bin/crun", set_default=True))
+    with pytest.raises(Refusal, match="itself, and already has runc") as refused:
+        prepare(kernel, RuntimeRequest("k3s", "runc", "/usr/bin/crun", set_default=True))
+    assert "runtimeClassName: runc" in str(refused.value.diagnostics[0].remedy)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -149,3 +150,17 @@ ConfigPath = "{named}"
 """
     kata.sysfs.put_bytes("/etc/containerd/config.toml", entry.encode())
     assert f"{named}: kernel = /nix" in run("check", "kata").stdout
+
+
+def test_without_a_default_an_installed_configuration_is_checked(
+    run: Run, kata: FakeKernel
+) -> None:
+    os.unlink(os.path.join(kata.root, "etc/kata-containers/configuration.toml"))
+    other = f"{SHARE}/defaults/kata-containers/configuration-clh.toml"
+    kata.sysfs.put_bytes(other, b'[hypervisor.clh]\nkernel = "/nix"\n')
+    kata.sysfs.put_bytes(
+        OWN, MAIN.replace("rootfs", 'cold_plug_vfio = "root-port"\nrootfs').encode()
+    )
+    answer = run("check", "kata")
+    assert answer.stderr.startswith(f"checking {OWN}: name another")
+    assert f"{OWN}: rootfs_type = ext4" in answer.stdout

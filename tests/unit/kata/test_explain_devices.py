@@ -807,3 +807,22 @@ def test_a_file_of_another_version_is_told_once_and_where_it_touches_the_handler
     answer = run("--root", str(recorded), "check", "pod", str(node.pod), "--format", "json")
     told = [said(found) for found in breaks(document(answer))]
     assert ["has version" in what for what in told] == [True] * count, told
+
+
+@pytest.mark.parametrize(
+    ("main", "place", "is_lost"),
+    [
+        ('imports = ["/etc/containerd/conf.d/*.toml"]', "opt/kata/containerd/config.d", True),
+        ("", "etc/containerd/config.d", True),
+        ('imports = ["/opt/kata/containerd/config.d/*"]', "opt/kata/containerd/config.d", False),
+        ("", "srv/other", False),
+    ],
+)
+def test_a_handler_of_a_file_that_is_not_imported_is_found(
+    run: Run, node: KataNode, main: str, place: str, *, is_lost: bool
+) -> None:
+    node.write(CONTAINERD, f"version = 3\n{main}\n")
+    node.write(f"{place}/kata-deploy.toml", HANDLER.format(shim="/opt/kata/bin/x"))
+    found = run("--root", str(node.root), "check", "pod", str(node.pod)).stdout
+    assert (f"/{place}/kata-deploy.toml defines handler kata-vfio, but imports" in found) == is_lost
+    assert ("nvidia-ctk" in found) is False

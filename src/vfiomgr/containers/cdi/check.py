@@ -377,6 +377,25 @@ def _without_files(context: Specifications) -> Iterator[CdiFinding]:
                 yield from for_consumers(replace(found, subject=file.path), using)
 
 
+def _chmod(context: Specifications) -> Iterator[CdiFinding]:
+    """Hooks that early nvidia-ctk writes for rootless crun; they may not change the host's /dev.
+
+    NVIDIA/nvidia-container-toolkit#143: `nvidia-ctk hook chmod --mode 755 --path /dev/dri`.
+    """
+    for file, specification in context.pairs:
+        using = next((d.consumers for d in context.devices if d.file is file), ())
+        for path, edits in specification.all_edits():
+            if any("chmod" in h.args and any("/dev" in a for a in h.args) for h in edits.hooks):
+                what = (
+                    "a hook runs chmod on nodes of /dev: containers with the host's entire /dev "
+                    "(toolbox, -v /dev:/dev) do not start with it"
+                )
+                remedy = "for these remove the hook, or generate the file with a newer nvidia-ctk"
+                found = fault("hook-chmod", specification.line(path), what, remedy)
+                found = replace(found, subject=file.path, severity="warning")
+                yield from for_consumers(found, using)
+
+
 def _binding(device: CdiDevice, target: NodeDevice) -> str:
     """The command that makes a node available again, if there is one."""
     wanted = [function for function in target.functions if not function.is_bridge]
@@ -438,6 +457,7 @@ CDI_RULES: RuleSet[Specifications] = register(
             rule(_misnamed, "leads-elsewhere"),
             rule(_unavailable, "stale", "node-missing"),
             rule(_without_files, "file-missing"),
+            rule(_chmod, "hook-chmod"),
             rule(_unplugged, "mediated", "not-plugged"),
             rule(_published_twice, "twice-published"),
         ),

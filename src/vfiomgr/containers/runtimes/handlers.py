@@ -113,6 +113,8 @@ class HandlerFacts(Value):
     """The files that disable containerd's CRI plugin (disabled_plugins)."""
     default: str = ""
     """The handler of pods without a RuntimeClass; empty if no file states it."""
+    unread: tuple[HandlerEntry, ...] = ()
+    """Those of files in usual directories that no release reads without an import."""
 
     @property
     def is_known(self) -> bool:

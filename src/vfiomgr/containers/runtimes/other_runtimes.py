@@ -180,19 +180,20 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
         Refusal: an entry of another program has the name, or it cannot be set here.
 
     """
-    if request.set_default:
-        message = f"{request.program} sets its default runtime itself"
-        refuse(
-            "runtime-default-elsewhere",
-            request.program,
-            message,
-            f"start {request.program} with --default-runtime {request.name}",
-        )
     template, rendered = facts.drop_in, facts.main
     plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
     runtimes = ("plugins", plugin, "containerd", "runtimes")
     there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
     is_made = values.found(there, (*runtimes, request.name)) is not values.ABSENT
+    if request.set_default:
+        has = f", and already has {request.name} ({rendered.path})" if is_made else ""
+        refuse(
+            "runtime-default-elsewhere",
+            request.program,
+            f"{request.program} sets its default runtime itself{has}",
+            f"start {request.program} with --default-runtime {request.name}, or set "
+            f"runtimeClassName: {request.name} in the pods, with a RuntimeClass",
+        )
     if has_runtime(template.text or "", request.name):
         refuse_name(request, f"{request.program}, in {template.path}")
     if is_made and not facts.was_ours:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.pci.model import PciDevice
 
 _GUESTS: dict[str, tuple[str, ...]] = {
     "VirtualMachineInstance": ("spec",),
@@ -24,19 +25,21 @@ _GUESTS: dict[str, tuple[str, ...]] = {
     "VirtualMachineInstanceReplicaSet": ("spec", "template", "spec"),
     "VirtualMachinePool": ("spec", "virtualMachineTemplate", "spec", "template", "spec"),
 }
-_CLAIMS = {"ResourceClaim": ("spec",), "ResourceClaimTemplate": ("spec", "spec")}
-_DRA_GROUP = "resource.k8s.io/"
-_DRA_APIS: dict[str, tuple[Version, Version | None]] = {
+_CLAIMS = ("ResourceClaim", "ResourceClaimTemplate")
+_DRA_GROUP, _LAST = "resource.k8s.io", Version(99, 0)
+_DRA_APIS: dict[str, tuple[Version, Version]] = {
     "v1alpha1": (Version(1, 26), Version(1, 26)),
     "v1alpha2": (Version(1, 27), Version(1, 30)),
     "v1alpha3": (Version(1, 31), Version(1, 32)),
-    "v1beta1": (Version(1, 32), None),
-    "v1beta2": (Version(1, 33), None),
-    "v1": (Version(1, 34), None),
+    "v1beta1": (Version(1, 32), _LAST),
+    "v1beta2": (Version(1, 33), _LAST),
+    "v1": (Version(1, 34), _LAST),
 }
 """The releases of Kubernetes that serve claims in each version (pkg/apis/resource at the tags)."""
 _GATE, _NVIDIA, _VFIO_CLASS = "HostDevices", "10de", "vfio.gpu.nvidia.com"
-_PERMITTED = "permittedHostDevices"
+_GATES = ("spec", "configuration", "developerConfiguration", "featureGates")
+_PERMITTED, _PCI, _LIST = "permittedHostDevices", "pciHostDevices", "hostDevices"
+_EXTERNAL = "externalResourceProvider"
 _NOT_CHECKED = (
     "not checked: whether a plugin offers the resources (status.allocatable: kubectl describe node)"
 )
@@ -54,109 +57,89 @@ class ClusterContext(Value):
     """Whether the file has the ConfigMap kubevirt-config."""
 
     @property
-    def permitted(self) -> list[dict[str, Any]]:
-        """The PCI devices that KubeVirt permits."""
-        found = self._configuration(_PERMITTED, "pciHostDevices")
-        return [entry for entry in found or () if isinstance(entry, dict)]
-
-    @property
     def requested(self) -> list[tuple[str, str]]:
         """The list (`gpus`, `hostDevices`) and the resource of each device of a guest."""
-        place = _GUESTS.get(self.item.kind)
-        devices = self.item.at(*place, "domain", "devices") if place else None
-        devices = devices if isinstance(devices, dict) else {}
-        entries = ((key, entry) for key in ("gpus", "hostDevices") for entry in _list(devices, key))
+        base = (*_GUESTS.get(self.item.kind, ("",)), "domain", "devices")
+        entries = ((key, e) for key in ("gpus", _LIST) for e in _entries(self.item, *base, key))
         return [(key, str(e["deviceName"])) for key, e in entries if e.get("deviceName")]
 
-    @property
-    def permitted_names(self) -> set[str]:
-        """The resources that KubeVirt permits, also those of mediated devices and USB."""
-        kinds = ("pciHostDevices", "mediatedDevices", "usb")
-        lists = (self._configuration(_PERMITTED, kind) or () for kind in kinds)
-        return {str(e.get("resourceName")) for each in lists for e in each if isinstance(e, dict)}
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether KubeVirt's gate for host devices is set."""
-        return _GATE in (self._configuration("developerConfiguration", "featureGates") or ())
-
-    def _configuration(self, *path: str) -> Any:  # noqa: ANN401 - as YAML has it
-        return self.kubevirt and self.kubevirt.at("spec", "configuration", *path)
+    def permitted(self, *kinds: str) -> list[dict[str, Any]]:
+        """What KubeVirt permits of some kinds."""
+        base = ("spec", "configuration", _PERMITTED)
+        return [entry for kind in kinds for entry in _entries(self.kubevirt, *base, kind)]
 
 
-def _list(mapping: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = mapping.get(key)
+def _entries(item: OtherObject | None, *path: str) -> list[dict[str, Any]]:
+    found = None if item is None else item.at(*path)
     return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 
 
-def _configmap(context: ClusterContext) -> Iterator[Diagnostic]:
-    """Early KubeVirt read its configuration from a ConfigMap first (virt-config at 0.3x)."""
-    if context.kubevirt is not None and context.has_old_map:
-        yield chain_break(
+def _may(name: str, subject: object, what: str, *remedies: str) -> Diagnostic:
+    return chain_break(name, subject, what, *remedies, is_certain=False)
+
+
+def _configuration(context: ClusterContext) -> Iterator[Diagnostic]:
+    """The gate, and a ConfigMap that early KubeVirt read first (pkg/virt-config at 0.3x)."""
+    item, kubevirt = context.item, context.kubevirt
+    uses = item.kind == "KubeVirt" or _LIST in dict(context.requested)
+    if kubevirt is None:
+        return
+    if context.has_old_map:
+        yield _may(
             "kubevirt-configmap",
             "kubevirt-config",
             "the ConfigMap kubevirt-config overrides spec.configuration of KubeVirt, with its "
             f"{_PERMITTED}, in the releases that read it",
             "kubectl delete configmap -n kubevirt kubevirt-config (delete the ConfigMap), and "
-            "write its settings into spec.configuration.developerConfiguration.featureGates",
-            is_certain=False,
+            f"write its settings into {'.'.join(_GATES)}",
         )
-
-
-def _gate(context: ClusterContext) -> Iterator[Diagnostic]:
-    uses = context.item.kind == "KubeVirt" or any(k == "hostDevices" for k, _ in context.requested)
-    if uses and context.kubevirt is not None and not context.has_gate and not context.has_old_map:
-        yield chain_break(
+    elif uses and _GATE not in (kubevirt.at(*_GATES) or ()):
+        yield _may(
             "kubevirt-gate",
             _GATE,
             f"featureGates of KubeVirt lack {_GATE}: it refuses hostDevices unless this release "
             "enables the gate by default",
-            f"add {_GATE} to spec.configuration.developerConfiguration.featureGates",
-            is_certain=False,
+            f"add {_GATE} to {'.'.join(_GATES)}",
         )
 
 
 def _permitted(context: ClusterContext) -> Iterator[Diagnostic]:
+    """The resources that KubeVirt permits, also those of mediated devices and USB."""
     if context.kubevirt is None:
         return
-    vfio = dict.fromkeys(
-        f"{d.vendor_id}:{d.device_id}".upper() for d in context.host.devices if d.is_on_vfio
+    known = context.permitted(_PCI, "mediatedDevices", "usb")
+    bound = dict.fromkeys(_selector(d).upper() for d in context.host.devices if d.is_on_vfio)
+    remedy = (
+        f"add an entry below {_PERMITTED}.{_PCI}, with resourceName and pciVendorSelector (on "
+        f"vfio-pci here: {', '.join(bound) or 'none'})"
     )
-    how = f"add an entry below {_PERMITTED}.pciHostDevices, with resourceName and"
-    selector = f"{how} pciVendorSelector (on vfio-pci here: {', '.join(vfio) or 'none'})"
-    if context.item.kind == "KubeVirt" and not context.permitted_names:
+    if context.item.kind == "KubeVirt" and not known:
         what = f"{_PERMITTED} is empty: KubeVirt refuses guests with host devices"
-        yield chain_break("kubevirt-permitted", _PERMITTED, what, selector, is_certain=False)
-    for name in dict.fromkeys(name for _, name in context.requested):
-        if name not in context.permitted_names:
-            what = f"{_PERMITTED} of KubeVirt does not have {name}: it refuses the guest"
-            yield chain_break("kubevirt-permitted", name, what, selector)
+        yield _may("kubevirt-permitted", _PERMITTED, what, remedy)
+    names = {entry.get("resourceName") for entry in known}
+    for name in dict.fromkeys(name for _, name in context.requested if name not in names):
+        what = f"{_PERMITTED} of KubeVirt does not have {name}: it refuses the guest"
+        yield chain_break("kubevirt-permitted", name, what, remedy)
 
 
-def _selectors(context: ClusterContext) -> Iterator[Diagnostic]:
+def _selector(device: PciDevice) -> str:
+    return f"{device.vendor_id}:{device.device_id}".lower()
+
+
+def _not_bound(context: ClusterContext) -> Iterator[Diagnostic]:
     """Functions that KubeVirt's own plugin does not offer: it takes those on vfio-pci."""
-    for entry in context.permitted:
-        name = str(entry.get("resourceName"))
-        if context.item.kind != "KubeVirt" and name not in [n for _, n in context.requested]:
-            continue
-        selector = str(entry.get("pciVendorSelector")).lower()
-        found = [
-            d for d in context.host.devices if f"{d.vendor_id}:{d.device_id}".lower() == selector
-        ]
-        host_bound = [d for d in found if not d.is_on_vfio]
-        if (
-            entry.get("externalResourceProvider") is not True
-            and found
-            and len(host_bound) == len(found)
-        ):
-            first = host_bound[0]
-            yield chain_break(
+    for entry in context.permitted(_PCI):
+        wanted = str(entry.get("pciVendorSelector")).lower()
+        found = [d for d in context.host.devices if _selector(d) == wanted]
+        is_bound = any(device.is_on_vfio for device in found)
+        if found and not is_bound and entry.get(_EXTERNAL) is not True:
+            address, driver = found[0].address, found[0].driver or "no driver"
+            yield _may(
                 "kubevirt-not-bound",
-                first.address,
-                f"{name}: KubeVirt offers functions on vfio-pci only, and {first.address} is on "
-                f"{first.driver or 'no driver'}",
-                f"vfiomgr bind {first.address} --persist",
-                is_certain=False,
+                address,
+                f"{entry.get('resourceName')}: KubeVirt offers functions on vfio-pci only, and "
+                f"{address} is on {driver}",
+                f"vfiomgr bind {address} --persist",
             )
 
 
@@ -165,48 +148,34 @@ def _names(context: ClusterContext) -> Iterator[Diagnostic]:
 
     Nothing is said if the pci.ids of this host lacks one of its models.
     """
-    own = [e for e in context.permitted if e.get("externalResourceProvider") is not True]
-    free = {str(entry.get("resourceName")) for entry in own}
-    models = {
-        device.device_id.lower(): f"nvidia.com/{kind_of_model(device).name}"
-        for device in context.host.devices
-        if device.vendor_id == _NVIDIA and device.class_code.startswith(CLASS_DISPLAY)
-    }
-    named = {i: n for i, n in models.items() if not n.lower().endswith(f"_{i}")}
-    requested = [name for _, name in context.requested]
-    known = {str(entry.get("resourceName")) for entry in context.permitted} - free
-    for name in dict.fromkeys([*requested, *sorted(known)]):
+    nvidia = (d for d in context.host.devices if d.vendor_id == _NVIDIA)
+    gpus = [device for device in nvidia if device.class_code.startswith(CLASS_DISPLAY)]
+    models = dict.fromkeys(f"nvidia.com/{kind_of_model(device).name}" for device in gpus)
+    is_named = all(not n.lower().endswith(f"_{d.device_id}") for n in models for d in gpus)
+    permitted = {str(e.get("resourceName")): e.get(_EXTERNAL) for e in context.permitted(_PCI)}
+    external = [name for name, flag in permitted.items() if flag is True]
+    known = {name.lower() for name in models} | {f"nvidia.com/{d.device_id}" for d in gpus}
+    for name in dict.fromkeys([*(name for _, name in context.requested), *external]):
         domain, _, model = name.partition("/")
-        offered = {each.lower() for each in (*free, *named.values())}
         is_model = domain == "nvidia.com" and "-" not in model and model != model.lower()
-        if (
-            not is_model
-            or named != models
-            or not named
-            or name.lower() in offered
-            or model.lower() in models
-        ):
-            continue
-        yield chain_break(
-            "resource-name",
-            name,
-            f"NVIDIA's plugin offers {', '.join(dict.fromkeys(named.values()))} for the GPUs of "
-            f"this host, as its pci.ids names them, not {name}",
-            "use the name in status.allocatable of the node (kubectl describe node), in "
-            f"{_PERMITTED} too",
-            is_certain=False,
-        )
+        is_own = name in permitted and name not in external
+        if gpus and is_named and is_model and not is_own and name.lower() not in known:
+            yield _may(
+                "resource-name",
+                name,
+                f"NVIDIA's plugin offers {', '.join(models)} for the GPUs of this host, as its "
+                f"pci.ids names them, not {name}",
+                "use the name in status.allocatable of the node (kubectl describe node), in "
+                f"{_PERMITTED} too",
+            )
 
 
 def _claim_config(context: ClusterContext) -> Iterator[Diagnostic]:
     """Claims of NVIDIA's driver for guests of KubeVirt (VfioDeviceConfig, resource.nvidia.com)."""
-    devices = context.item.at(*_CLAIMS.get(context.item.kind, ()), "devices")
-    if context.item.kind not in _CLAIMS or _VFIO_CLASS not in str(devices):
-        return
-    text = str(devices)
+    text = str(context.item.data) if context.item.kind in _CLAIMS else ""
     is_whole = "'enableAPIDevice': True" in text and "'backendPolicy': 'LegacyOnly'" in text
-    if not is_whole:
-        yield chain_break(
+    if _VFIO_CLASS in text and not is_whole:
+        yield _may(
             "claim-config",
             context.item.name,
             "the claim does not set enableAPIDevice: true and backendPolicy: LegacyOnly: a guest "
@@ -215,29 +184,24 @@ def _claim_config(context: ClusterContext) -> Iterator[Diagnostic]:
             "set them in config of the claim or its DeviceClass (opaque, driver gpu.nvidia.com, "
             "kind VfioDeviceConfig, iommu); the driver needs its gates PassthroughSupport and "
             "DeviceMetadata",
-            is_certain=False,
         )
 
 
 def _served(context: ClusterContext) -> Iterator[Diagnostic]:
-    version, node = context.item.api_version.removeprefix(_DRA_GROUP), context.kubernetes
-    if node is None or not context.item.api_version.startswith(_DRA_GROUP):
+    group, _, version = context.item.api_version.partition("/")
+    node = context.kubernetes
+    if node is None or group != _DRA_GROUP or version not in _DRA_APIS:
         return
     minor = Version(node.major, node.minor)
-    served = [
-        name
-        for name, (first, last) in _DRA_APIS.items()
-        if first <= minor and (last is None or minor <= last)
-    ]
-    if version in _DRA_APIS and version not in served:
-        yield chain_break(
+    served = [name for name, (a, b) in _DRA_APIS.items() if a <= minor <= b]
+    if version not in served:
+        yield _may(
             "claim-version",
             context.item.name,
-            f"Kubernetes {node} of this node does not serve {_DRA_GROUP}{version} (it serves "
+            f"Kubernetes {node} of this node does not serve {group}/{version} (it serves "
             f"{', '.join(served) or 'no version'})",
-            f"write apiVersion: {_DRA_GROUP}{served[-1]}" if served else "",
+            f"write apiVersion: {group}/{served[-1]}" if served else "",
             "use a driver and objects for this release of Kubernetes",
-            is_certain=False,
         )
 
 
@@ -245,10 +209,9 @@ RULES: RuleSet[ClusterContext] = register(
     RuleSet(
         "objects of a cluster",
         rules=(
-            rule(_configmap, "kubevirt-configmap"),
-            rule(_gate, "kubevirt-gate"),
+            rule(_configuration, "kubevirt-configmap", "kubevirt-gate"),
             rule(_permitted, "kubevirt-permitted"),
-            rule(_selectors, "kubevirt-not-bound"),
+            rule(_not_bound, "kubevirt-not-bound"),
             rule(_names, "resource-name"),
             rule(_claim_config, "claim-config"),
             rule(_served, "claim-version"),
@@ -268,17 +231,14 @@ def _what(context: ClusterContext) -> str:
             f"; {_PERMITTED} and featureGates of KubeVirt (add its object to the file: kubectl "
             "get kubevirt -A -o yaml)"
         )
-    variables = [f"PCI_RESOURCE_{name.upper().translate(_TO_VARIABLE)}" for name in names]
+    variables = [f"PCI_RESOURCE_{name.upper()}" for name in names]
     if variables:
         told += (
-            f"; with externalResourceProvider the plugin must also set {', '.join(variables)}, "
-            "which virt-launcher reads (else use a newer plugin, or externalResourceProvider: "
-            "false for KubeVirt's own)"
+            f"; with {_EXTERNAL} the plugin must also set {', '.join(variables)} (with _ for . and "
+            f"/), which virt-launcher reads (else use a newer plugin, or {_EXTERNAL}: false for "
+            "KubeVirt's own)"
         )
     return told
-
-
-_TO_VARIABLE = str.maketrans("./-", "___")
 
 
 def traces(
@@ -289,7 +249,7 @@ def traces(
     has_old_map = any((o.kind, o.name) == ("ConfigMap", "kubevirt-config") for o in others)
     has_guests = any(each.kind in _GUESTS for each in others)
     for item in others:
-        is_claim = item.api_version.startswith(_DRA_GROUP)
+        is_claim = item.api_version.startswith(f"{_DRA_GROUP}/")
         is_setting = item.kind == "KubeVirt" and not has_guests
         if not (item.kind in _GUESTS or is_claim or is_setting):
             continue
@@ -297,15 +257,4 @@ def traces(
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
             step = judged("request", _what(context), (place,), breaks, "unknown")
-            yield KataTrace(
-                pod=item.name,
-                kind=item.kind,
-                source=item.source,
-                line=item.line,
-                handler=None,
-                release="",
-                release_source="",
-                steps=(step,),
-                devices=(),
-                differences=(),
-            )
+            yield KataTrace(item.name, item.kind, item.source, item.line, steps=(step,))

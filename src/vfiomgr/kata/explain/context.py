@@ -215,14 +215,14 @@ class KataTrace(Value):
     kind: str
     source: str
     line: int
-    handler: str | None
-    release: str
+    handler: str | None = None
+    release: str = ""
     """Empty for a pod that Kata does not run; its chain then ends with the request."""
-    release_source: str
-    steps: tuple[TraceStep, ...]
-    devices: tuple[DeviceChain, ...]
+    release_source: str = ""
+    steps: tuple[TraceStep, ...] = ()
+    devices: tuple[DeviceChain, ...] = ()
     """Each candidate; the kubelet chooses among them."""
-    differences: tuple[Difference, ...]
+    differences: tuple[Difference, ...] = ()
     """How they differ."""
 
     @property

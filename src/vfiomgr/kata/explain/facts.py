@@ -132,6 +132,8 @@ _GUEST_FILES = ("kernel", "image", "initrd")
 _DEV = HostPath("/dev")
 _MACHINE = "/"
 """Where the user's own files are, whatever host is checked."""
+_IMPORTED = (HostPath("/opt/kata/containerd/config.d"), HostPath("/etc/containerd/config.d"))
+"""Directories that only imports name: kata-deploy's, and one that is taken for a default."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
 _DURATION = expression(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -168,12 +170,16 @@ def _containerd(
     paths = runtimes_facts.imported(tree, main, imports, version).paths
     unsure = [(path, text) for path, text in beside if path not in paths]
     facts = handlers.read_containerd(read, unsure)
+    places = _IMPORTED if program == "containerd" else ()  # the others generate their main file
+    others = [each for place in places for each in texts_below(tree, place, "*.toml")]
+    lost = handlers.read_containerd(each for each in others if each[0] not in paths)
     good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]
     return replace(
         facts,
         version=version,
         unreadable=(*facts.unreadable, *unread),
         mixed=_mixed(main, good, version),
+        unread=lost.handlers,
     )
 
 

@@ -44,6 +44,7 @@ _NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
 _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases with merged drop-ins support."""
+_FILE_OF_TOOLKIT = "99-nvidia.toml"
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 _HANDLERS: Fact[PodContext, HandlerFacts] = Fact(
     lambda context: context.handlers, "the handlers", "a snapshot does not contain them"
@@ -199,12 +200,33 @@ def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
         return
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
+    lost = next((entry.source for entry in facts.unread if entry.name == name), None)
+    if lost is not None:
+        yield _not_imported(facts, name, lost)
+        return
     yield chain_break(
         "kata-handler-missing",
         name,
         f"{program} has no handler {name} (available: {there}): its pods fail with 'no runtime "
         f'for "{name}" is configured\'',
         *(_instead(facts, name, program) if context.is_kata else _another(facts, name, program)),
+    )
+
+
+def _not_imported(facts: HandlerFacts, name: str, source: str) -> Diagnostic:
+    """A handler of a file that no imports line names any more.
+
+    nvidia-ctk 1.18.0 writes a list of its own (NVIDIA/nvidia-container-toolkit PR 1382).
+    """
+    main, again = next(iter(facts.files), "the main file"), ""
+    if any(file.endswith(_FILE_OF_TOOLKIT) for file in facts.files):
+        again = "; nvidia-ctk 1.18.0 replaces the list at each run, 1.18.1 keeps it"
+    return chain_break(
+        "kata-handler-missing",
+        name,
+        f"{source} defines handler {name}, but imports in {main} does not name this file: "
+        f"containerd does not read it, and its pods fail with 'no runtime for \"{name}\"'",
+        f'add "{source}" to imports in {main}, then restart containerd{again}',
     )
 
 

@@ -274,11 +274,7 @@ def trace(context: PodContext) -> KataTrace:
         source=spec.source,
         line=spec.line,
         handler=context.handler_name,
-        release="",
-        release_source="",
         steps=first,
-        devices=(),
-        differences=(),
     )
     if not effective.is_kata:
         return replace(found, steps=(*first, resources.request_of_others(effective)))

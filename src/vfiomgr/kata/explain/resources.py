@@ -239,8 +239,8 @@ def _describe_request(context: PodContext) -> str:
         case "kubelet":
             return (
                 f"Kata asks the kubelet which devices of {asked} the pod has (PodResources; "
-                "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); "
-                f"{_offer(context)}"
+                "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet), and takes "
+                f"the plugin's device ID for the name of a CDI device; {_offer(context)}"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(context.pod.cdi_names)}"
