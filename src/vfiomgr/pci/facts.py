@@ -227,6 +227,7 @@ def read_device(
     runtime_status = found.read_below("power", "runtime_status") or None
     is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
     config = b"" if is_asleep else config_header(found)
+    resources = (found.read("resource") or "").splitlines()
     own_name, class_name = names.of(
         directory, known.vendor_id, known.device_id, known.class_code, modalias
     )
@@ -262,8 +263,8 @@ def read_device(
         d3cold_allowed=found.flag("d3cold_allowed"),
         header_type=header_type(config),
         is_responsive=is_alive(config),
-        bars=tuple(bars_of(found, is_asleep=is_asleep)),
-        unassigned_vf_bars=tuple(unassigned_vf_bars(found)),
+        bars=tuple(bars_of(found, resources, is_asleep=is_asleep)),
+        unassigned_vf_bars=tuple(unassigned_vf_bars(resources)),
         vram=found.number("mem_info_vram_total"),
         tsm=security_of(found),
         compute_partition=found.read(COMPUTE_PARTITION),

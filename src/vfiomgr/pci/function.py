@@ -282,9 +282,9 @@ def header_type(config: bytes) -> int | None:
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
 
 
-def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
+def bars_of(function: Function, lines: list[str], *, is_asleep: bool) -> Iterator[Bar]:
     """The six BARs of `resource`: start, end and flags, one line each."""
-    for index, line in enumerate((function.read("resource") or "").splitlines()[:_BARS]):
+    for index, line in enumerate(lines[:_BARS]):
         match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
         if match is None:
             continue
@@ -302,13 +302,12 @@ def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
             )
 
 
-def unassigned_vf_bars(function: Function) -> Iterator[int]:
+def unassigned_vf_bars(lines: list[str]) -> Iterator[int]:
     """The BARs of virtual functions (lines 7 to 12 of `resource`) without an address.
 
     sriov_enable in drivers/pci/iov.c then fails: "not enough MMIO resources for SR-IOV" (ENOMEM).
     """
-    lines = (function.read("resource") or "").splitlines()[_BARS + 1 : 2 * _BARS + 1]
-    for index, line in enumerate(lines):
+    for index, line in enumerate(lines[_BARS + 1 : 2 * _BARS + 1]):
         match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
         if match is not None:
             start, end, flags = (int(field, 16) for field in match.groups())
