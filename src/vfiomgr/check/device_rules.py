@@ -12,8 +12,9 @@ from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.model import CLASS_VGA
+from vfiomgr.pci.slots import is_integrated
 from vfiomgr.snapshot.named import UNIDENTIFIED
-from vfiomgr.units import counted
+from vfiomgr.units import counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -322,6 +323,34 @@ def address_width(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         f"(libvirt 9.3), or -cpu host,host-phys-bits-limit={narrow}; vfiomgr libvirt domain and "
         "qemu args do",
     )
+
+
+_SMALL_BAR = 256 << 20
+"""BAR 0 of a graphics card without Resizable BAR."""
+
+
+def resizable_bar(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report AMD's cards whose BAR 0 the firmware made larger, as guests may not expect it."""
+    for device in host.devices:
+        bar = next((one for one in device.bars if not one.index), None)
+        if bar is None or bar.size <= _SMALL_BAR or not device.class_code.startswith(CLASS_VGA):
+            continue
+        if not _is_amd(device) or is_integrated(device, host.slot(device)):
+            continue
+        place = f"{_DEVICES}/{device.address}"
+        fix = "turn Resizable BAR off in the firmware setup, which applies to all cards"
+        if bar.largest is not None:  # of pci_resize_resource: 8 stands for 256 MiB
+            fix += f"; or, while no driver has bound it: echo 8 > {place}/resource0_resize"
+        yield finding(
+            "resizable-bar",
+            "info",
+            f"Resizable BAR is on for {device}",
+            (f"{place}/resource: BAR 0 of {size(bar.size)}",),
+            "with a BAR larger than 256 MiB some guests (macOS, Windows) show nothing, or report "
+            "Code 43",
+            f"if a guest shows nothing: {fix}",
+            subject=device,
+        )
 
 
 def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:

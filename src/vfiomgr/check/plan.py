@@ -74,6 +74,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.no_reset, "no-reset"),
             rule(device_rules.weak_reset, "weak-reset"),
             rule(device_rules.gvt_g, "gvt-g"),
+            rule(device_rules.resizable_bar, "resizable-bar"),
             reading(_READINESS, platform_rules.interrupt_remapping, "interrupt-remapping"),
             reading(_READINESS, device_rules.address_width, "address-width"),
             reading(_READINESS, platform_rules.no_iommu_mode, "no-iommu-mode"),

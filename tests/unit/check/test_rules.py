@@ -19,7 +19,7 @@ from vfiomgr.check.model import (
 from vfiomgr.check.plan import check
 from vfiomgr.documents.text import TextFile
 from vfiomgr.passthrough.readiness_hints import bind_remedy, diagnostics_to_bind
-from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
+from vfiomgr.pci.model import IN_ITS_MEMORY, Bar, PciAddress
 from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule, rule_file
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
@@ -951,6 +951,22 @@ def test_d3cold() -> None:
     assert severity(host(taken, readiness=facts()), "d3cold") == "info"
     awake = KernelModule("vfio_pci", "loaded", (), {"disable_idle_d3": "Y"})
     assert severity(host(readiness=facts(modules=(awake,))), "d3cold") is None
+
+
+def test_a_resizable_bar_that_guests_may_not_expect() -> None:
+    large = Bar(0, 1 << 38, 16 << 30, True, True, True)  # noqa: FBT003 - the kinds of a BAR
+    card = device(vendor_id="1002", device_id="73df", class_code="030000", bars=(large,))
+    assert severity(host(card), "resizable-bar") == "info"
+    told = found(host(replace(card, bars=(replace(large, largest=16 << 30),))), "resizable-bar")
+    assert told is not None
+    assert "echo 8 > /sys/bus/pci/devices/0000:04:00.0/resource0_resize" in told.remedy
+    for other in (
+        replace(card, bars=(replace(large, size=256 << 20),)),
+        replace(card, bars=(replace(large, index=2),)),
+        replace(card, class_code="038000"),
+        replace(card, vendor_id="10de"),
+    ):
+        assert severity(host(other), "resizable-bar") is None
 
 
 def test_an_iommu_that_is_narrower_than_the_cpu() -> None:

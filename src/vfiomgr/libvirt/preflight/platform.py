@@ -310,13 +310,14 @@ def _slots(context: PreflightContext) -> Iterable[list[PciDevice]]:
 
 
 def _count_emulated(context: PreflightContext) -> int:
-    """How many other devices are or will be behind ports."""
+    """How many other devices are or will be behind ports; libvirt adds a memory balloon itself."""
     own = context.domain.hostdevs
     places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
     others = (a for a in context.domain.taken if place(a) not in places)
     placed = sum(context.is_single_slot(address.bus) for address in others)
     waiting = sum(h.guest is None for h in own if h.is_seen and h.kind != "other")
-    return placed + max(0, context.domain.unplaced - waiting)
+    emulated = placed + max(0, context.domain.unplaced - waiting)
+    return max(emulated, 1) if context.is_of_libvirt else emulated
 
 
 def _window(context: PreflightContext, bits: int) -> tuple[int, str]:

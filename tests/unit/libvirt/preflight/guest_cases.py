@@ -332,14 +332,14 @@ CASES = [
         Side(
             xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)), cpu_address_bits=39)
         ),
-        "name=opt/ovmf/X-PciMmio64Mb,string=131072",
+        "name=opt/ovmf/X-PciMmio64Mb,string=262144",
         "OVMF uses 64 GiB by default with 39 bits (since 2022.11)",
         Side(
             xml(firmware=" firmware='efi'").replace(
                 "</domain>",
                 "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'>"
                 "<q:arg value='-fw_cfg'/>"
-                "<q:arg value='name=opt/ovmf/X-PciMmio64Mb,string=131072'/></q:commandline>"
+                "<q:arg value='name=opt/ovmf/X-PciMmio64Mb,string=262144'/></q:commandline>"
                 "</domain>",
             ),
             host(replace(GPU, bars=bar(128)), cpu_address_bits=39),
