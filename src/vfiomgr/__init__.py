@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.9.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

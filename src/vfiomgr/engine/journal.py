@@ -114,23 +114,6 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
         return None
 
 
-def is_earlier_done(file: BinaryIO) -> bool:
-    """Whether a run of before 1.0 ended or never began; its records may have no checksum."""
-    import json  # noqa: PLC0415 - a host without journals needs none
-
-    tail = tail_of(file)
-    if b"\n" not in tail and len(tail) < _TAIL:
-        return True  # without a complete line: nobody acted on its plan
-    line = _last_line(tail)
-    try:
-        last = json.loads(line)
-        if isinstance(last, dict) and "crc32" in last:
-            last = _checked(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(last, dict) and is_end(last)
-
-
 def is_end(record: Mapping[str, Any]) -> bool:
     """Whether nothing of a run remains to be done after this record."""
     return bool(record.get("event") == "end" and record.get("outcome") != "incomplete")
@@ -246,8 +229,6 @@ DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
 """The highest number used by a run."""
 _NUMBERED = expression(r"([0-9]{12,18})\.jsonl")
-_DATED = expression(r"[0-9]{8}T[0-9]{6}Z-[0-9]{20}-[0-9]+\.jsonl")
-"""Names of versions before 1.0: wall clock, monotonic clock, PID."""
 _DIGITS = 18
 _MOST_RUNS = 10**15
 """Numbers beyond this are invalid."""
@@ -264,13 +245,7 @@ def _number(name: str) -> int:
 
 def foreign_names(tree: HostTree) -> list[str]:
     """Other names in the directory, which are not journals of vfiomgr."""
-    dated = earlier_names(tree)
-    return [name for name in tree.children(DIRECTORY) if not _is_ours(name) and name not in dated]
-
-
-def earlier_names(tree: HostTree) -> list[str]:
-    """The names of journals of versions before 1.0, whose records this version does not read."""
-    return [name for name in tree.children(DIRECTORY) if _DATED.fullmatch(name)]
+    return [name for name in tree.children(DIRECTORY) if not _is_ours(name)]
 
 
 def _is_ours(name: str) -> bool:
@@ -496,11 +471,10 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
     return contents.records
 
 
-def unreadable(name: str, why: str, remedy: str = "") -> InvalidDocument:
+def unreadable(name: str, why: str) -> InvalidDocument:
     """The error for a journal that cannot be used."""
-    return InvalidDocument(
-        f"cannot read {DIRECTORY / name}: {why}", remedy or how_to_remove(DIRECTORY / name)
-    )
+    file = DIRECTORY / name
+    return InvalidDocument(f"cannot read {file}: {why}", how_to_remove(file))
 
 
 def how_to_remove(file: str) -> str:

@@ -154,7 +154,7 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
             refused.append(refusal)  # what is stuck keeps no other run from being ended
         else:
             ended += reversed(runs)
-    refused += [unreadable(journal.name, journal.why, journal.remedy) for journal in left.damaged]
+    refused += [unreadable(journal.name, journal.why) for journal in left.damaged]
     if refused:
         for run in ended:
             work.on_note(f"{'finished' if finish else 'undone'}: {run.summary}")

@@ -13,11 +13,9 @@ from vfiomgr.engine.journal import (
     Journal,
     all_of,
     decode,
-    earlier_names,
     foreign_names,
     has_ended,
     how_to_remove,
-    is_earlier_done,
     is_locked,
     is_plan,
     last_of,
@@ -68,8 +66,6 @@ class Damaged(Value):
     locks: frozenset[str] | None = None
     """None if the plan itself cannot be read: any device may be concerned."""
     subjects: frozenset[str] | None = None
-    remedy: str = ""
-    """What to do instead of moving it away; empty if nothing else helps."""
 
 
 class Survey(Value):
@@ -89,7 +85,7 @@ def survey(tree: HostTree, boot_id: str | None) -> Survey:
     runs = [run for run in found if isinstance(run, CutOff)]
     return Survey(
         tuple(run for run in runs if not run.is_settled),
-        (*(run for run in found if isinstance(run, Damaged)), *_unread(tree)),
+        tuple(run for run in found if isinstance(run, Damaged)),
         tuple(foreign_names(tree)),
         tuple(run for run in runs if run.is_settled),
     )
@@ -119,23 +115,6 @@ def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged
     if not contents.records:
         return None
     return _cut_off(name, contents.records, boot_id, settled_in(tree, contents.records))
-
-
-def _unread(tree: HostTree) -> Iterator[Damaged]:
-    """The running and interrupted runs of versions before 1.0, whatever devices they concern."""
-    for name in earlier_names(tree):
-        try:
-            with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
-                if is_locked(file):
-                    why = "a vfiomgr of a version before 1.0 is still running and writes it"
-                    remedy = "wait until that vfiomgr has ended, then run the command again"
-                    yield Damaged(name, why, remedy=remedy)
-                elif not is_earlier_done(file):
-                    yield Damaged(name, "it was written by a version before 1.0")
-        except FileNotFoundError:
-            continue
-        except NotARecord as error:
-            yield Damaged(name, str(error))
 
 
 def _damaged(name: str, why: str, records: list[dict[str, Any]]) -> Damaged:
@@ -271,7 +250,7 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
     for journal in left.damaged:
         if _may_be_about(journal, touched, set(plan.locks)):
             file = DIRECTORY / journal.name
-            _refuse(sorted(journal.subjects or ()), file, journal.why, journal.remedy)
+            _refuse(sorted(journal.subjects or ()), file, journal.why)
     for address, why in drivers.unreadable_origins(tree).items():
         if address in touched:
             _refuse([address], drivers.origin_file(address), why)
@@ -283,11 +262,11 @@ def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
     return not (journal.subjects.isdisjoint(touched) and journal.locks.isdisjoint(locks))
 
 
-def _refuse(devices: list[str], file: str, why: str, remedy: str = "") -> NoReturn:
+def _refuse(devices: list[str], file: str, why: str) -> NoReturn:
     of = ", ".join(devices) or "devices (which ones is not known)"
     refuse(
         "journal-unreadable",
         file,
         f"{file} cannot be read and may contain the original state of {of}: {why}",
-        remedy or how_to_remove(file),
+        how_to_remove(file),
     )
