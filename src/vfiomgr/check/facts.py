@@ -147,7 +147,16 @@ def _users(tree: HostTree) -> Iterator[MemlockLimit]:
 
 
 _LOADED = HostPath("/sys/module")
-_VFIO = ("vfio", "vfio_pci", "vfio_iommu_type1", "mdev", "iommufd", "nouveau", "vendor_reset")
+_VFIO = (
+    "vfio",
+    "vfio_pci",
+    "vfio_iommu_type1",
+    "mdev",
+    "iommufd",
+    "nouveau",
+    "vendor_reset",
+    "vfio_iommu_spapr_tce",
+)
 _PARAMETERS = {
     "vfio": ("enable_unsafe_noiommu_mode",),
     "vfio_iommu_type1": ("allow_unsafe_interrupts",),

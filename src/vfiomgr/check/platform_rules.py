@@ -296,17 +296,22 @@ def _option(facts: Readiness, option: str) -> tuple[str, ...]:
 
 
 def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report a kernel without vfio_iommu_type1 and iommufd, the only backends on x86."""
-    names = ("vfio_iommu_type1", "iommufd")
-    if host.kernel.cpu_vendor is None or any(facts.module(n).state != "missing" for n in names):
+    """Report a kernel without vfio_iommu_type1 and iommufd, the only backends on x86.
+
+    On POWER, it is vfio_iommu_spapr_tce alone.
+    """
+    is_power = isolation.is_power(host)
+    names = (isolation.SPAPR,) if is_power else ("vfio_iommu_type1", "iommufd")
+    is_known = is_power or host.kernel.cpu_vendor is not None
+    if not is_known or any(facts.module(n).state != "missing" for n in names):
         return
     yield finding(
         "iommu-backend",
         "blocker",
         "VFIO cannot map a guest's memory",
         tuple(_missing(name, host) for name in names),
-        "VFIO needs one of the two to map the addresses of a guest's device",
-        install_modules(host, facts),
+        f"VFIO needs {' or '.join(names)} to map the addresses of a guest's device",
+        isolation.WITH_SPAPR if is_power else install_modules(host, facts),
     )
 
 

@@ -12,6 +12,7 @@ from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, 
 from vfiomgr.passthrough.isolation import (
     iommu_off,
     isolation,
+    missing_backend,
     reserved_region,
     separating,
     why_together,
@@ -228,6 +229,7 @@ def freeing(host: HostSnapshot, device: PciDevice, how: str = "") -> Iterator[st
 
 def unusable(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Why no guest can use a function although it is on a VFIO driver and its group is viable."""
+    yield from missing_backend(host)
     for guard in (silence, unassigned_bar, reserved_region, firmware_framebuffer):
         yield from guard(host, device)
 
@@ -571,6 +573,7 @@ def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnos
     if off is not None and devices:
         yield off  # nothing else matters until it is on
         return
+    yield from missing_backend(host) if devices else ()
     yield from _all(TAKING, host, devices)
 
 

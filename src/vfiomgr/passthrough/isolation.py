@@ -118,6 +118,24 @@ def _without_region(host: HostSnapshot) -> Iterator[str]:
         yield f"{other}; only kernels with the patch {_RELAXED} assign it nevertheless"
 
 
+SPAPR = "vfio_iommu_spapr_tce"
+WITH_SPAPR = "boot a kernel with CONFIG_SPAPR_TCE_IOMMU and CONFIG_VFIO_IOMMU_SPAPR_TCE"
+
+
+def missing_backend(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Refuse a kernel for POWER without the only backend of VFIO for its IOMMUs.
+
+    See drivers/vfio/Kconfig: VFIO_IOMMU_SPAPR_TCE depends on SPAPR_TCE_IOMMU.
+    """
+    if is_power(host) and host.vfio_modules is not None and SPAPR not in host.vfio_modules:
+        yield blocker(
+            "iommu-backend",
+            "",
+            f"this kernel has no {SPAPR}, with which VFIO maps a guest's memory on POWER",
+            WITH_SPAPR,
+        )
+
+
 TOGETHER = "the group must be assigned together"
 ENABLE_ACS = "enable ACS in the firmware setup"
 _PORT = "0604"
@@ -125,7 +143,7 @@ _PORT = "0604"
 
 def why_together(host: HostSnapshot, number: int | None) -> str:
     """Why the functions of a group are assigned together, with what joins them if it is seen."""
-    if _is_fixed(host):
+    if is_power(host):
         return f"{TOGETHER}: it is a partitionable endpoint (PE), which the platform fixes"
     ports = [str(port.address) for port in _joining(host, number)]
     if not ports:
@@ -148,15 +166,15 @@ def separating(
         return
     slots = {d.address.slot for d in members if not d.is_bridge}
     others = [d for d in host.devices if d.class_code.startswith(_PORT) and d not in members]
-    is_movable = not (_is_fixed(host) or all(map(host.is_integrated, own)))
+    is_movable = not (is_power(host) or all(map(host.is_integrated, own)))
     if is_movable and (others or len(ports) < 2) and (ports or len(slots) > 1):  # noqa: PLR2004 - several
         yield f"move {what} to a slot with its own group"
     if ports:
         yield f"{ENABLE_ACS}, which newer firmware may offer"
 
 
-def _is_fixed(host: HostSnapshot) -> bool:
-    """Whether groups are those of POWER (pnv_pci_ioda_setup_iommu_api), which ACS cannot split."""
+def is_power(host: HostSnapshot) -> bool:
+    """Whether IOMMUs and groups are those of POWER (arch/powerpc/platforms/powernv/pci-ioda.c)."""
     return (host.kernel.architecture or "").startswith("ppc64")
 
 
@@ -172,7 +190,7 @@ def _joining(host: HostSnapshot, number: int | None) -> list[PciDevice]:
         d.address.device and not (d.is_bridge or d.is_on_root_bus or d.physical_function)
         for d in members.values()
     )
-    if _is_fixed(host) or is_conventional:
+    if is_power(host) or is_conventional:
         return []
     above = (each.bridge_path.split("/") for each in members.values())
     tops = {next((name for name in path if name in members), None) for path in above}

@@ -44,6 +44,12 @@ _IDENTIFIERS = expression(r"([0-9a-f]{4}):([0-9a-f]{4})")
 _SHORT = expression(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _ALMOST = expression(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
 """An address without its function, or with other separators."""
+_PLATFORM = expression(r"[0-9a-f]{4,16}\.[a-z][a-z0-9_-]+|[a-z]{3,4}[0-9a-f]{4}:[0-9a-f]{2}")
+"""`31d0000.serial` (of_device_make_bus_id in drivers/of/platform.c), `ARMH0011:00` (of ACPI)."""
+_ASSIGNING_PLATFORM = (
+    "vfiomgr assigns functions of PCI; a platform device needs the driver vfio-platform, an IOMMU "
+    "group (in the device tree: the property iommus of its node), and a monitor that supports it"
+)
 _BEYOND = expression(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[89a-f]")
 """An address whose function there cannot be."""
 _MAX_DEVICE = 0x1F
@@ -133,6 +139,9 @@ class PciAddress(tuple[int, int, int, int]):
                 message = f"{text!r} is ambiguous: it matches {choices}"
                 raise UsageError(message, "write the address with its domain")
             return cls._checked(text, domains[0] if domains else 0, bus, device, function)
+        if _PLATFORM.fullmatch(lowered):
+            message = f"{text!r} is the name of a platform device, which is not on PCI"
+            raise UsageError(message, _ASSIGNING_PLATFORM)
         message = f"{text!r} is not a PCI address"
         if _BEYOND.fullmatch(lowered):
             message += ": a function number is at most 7"

@@ -165,6 +165,10 @@ _FIRST_WITH_EARLY_GROUPS = Version(6, 15)
 _VIRTUAL = "add {} to this virtual machine, on its host"
 _VIRTUAL_X86 = "a virtual IOMMU (libvirt: <iommu model='intel'/>, QEMU: -device intel-iommu)"
 _VIRTUAL_ARM = "a virtual SMMU (libvirt: <iommu model='smmuv3'/>, QEMU: -machine virt,iommu=smmuv3)"
+_WITHOUT_IORT = (
+    "use firmware with the ACPI table IORT, which describes SMMUs and the isolation of interrupts "
+    "(ITS), or a boot by device tree, if one of them enables an SMMU; else use another machine"
+)
 _XEN = "xl pci-assignable-add ADDRESS, then: xl pci-attach DOMAIN ADDRESS"
 _QUBES = (
     "qvm-pci attach --persistent QUBE dom0:BUS_DEVICE.FUNCTION (for a device that cannot be reset "
@@ -202,7 +206,7 @@ def _before_boot(host: HostSnapshot, words: str | None) -> str | None:
     if host.kernel.runs_on == "guest":
         return _VIRTUAL.format(_VIRTUAL_ARM if kind is _ARM else _VIRTUAL_X86)
     if not host.kernel.has_device_tree:
-        return setup
+        return _WITHOUT_IORT if kind is _ARM else setup
     if words is not None:
         return None
     return f"use a device tree that enables {kind.firmware} for PCIe, if this machine has one"

@@ -221,3 +221,25 @@ def test_the_window_of_a_guest_is_enlarged_on_its_host() -> None:
 def test_a_bar_with_an_address_is_fine() -> None:
     gpu = replace(GPU, bars=(replace(BAR, is_unassigned=False, start=1 << 40),))
     assert plan(host_of(gpu), Bind((gpu.address,))).steps
+
+
+@pytest.mark.parametrize(
+    ("architecture", "modules", "is_refused"),
+    [
+        ("ppc64le", ("vfio", "vfio_pci", "vfio_iommu_type1"), True),
+        ("ppc64le", ("vfio", "vfio_pci", "vfio_iommu_spapr_tce"), False),
+        ("ppc64le", None, False),
+        ("x86_64", ("vfio", "vfio_pci", "vfio_iommu_type1"), False),
+    ],
+)
+def test_power_needs_its_own_backend(
+    architecture: str, modules: tuple[str, ...] | None, *, is_refused: bool
+) -> None:
+    bound = replace(GPU, driver="vfio-pci")
+    facts: dict[str, Any] = {"architecture": architecture, "vfio_modules": modules}
+    host = with_facts(host_of(bound), **facts)
+    assert [found.rule for found in unusable(host, bound)] == ["iommu-backend"] * is_refused
+    if is_refused:
+        hint = refusal(with_facts(host_of(GPU), **facts)).hint
+        assert "CONFIG_SPAPR_TCE_IOMMU" in hint
+        assert "type1" not in hint

@@ -157,3 +157,16 @@ def test_a_device_behind_vmd_is_on_a_root_bus() -> None:
     """As the kernel has it: the bus of VMD's root complex has no bridge above it."""
     path = "pci0000:00/0000:00:0e.0/pci10000:e0"
     assert replace(pci_device(), bridge_path=path).is_on_root_bus
+
+
+@pytest.mark.parametrize("name", ["31d0000.serial", "fe2b0000.ethernet", "ARMH0011:00"])
+def test_a_platform_device_is_no_mistyped_address(name: str) -> None:
+    with pytest.raises(UsageError, match="is the name of a platform device") as caught:
+        PciAddress.parse(name)
+    assert "vfio-platform" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["04:00.x", "10de.2684", "4.a", "10de:2684", "host:00"])
+def test_other_texts_are_no_platform_devices(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a PCI address"):
+        PciAddress.parse(text)

@@ -132,3 +132,9 @@ def test_words_of_the_command_line(
     )
     told = command_line_words(host)
     assert told == expected if expected is None else (told or "").startswith(expected)
+
+
+def test_a_firmware_of_arm_without_the_table_has_no_setting_for_an_smmu() -> None:
+    told = remedy(**ARM)
+    assert told.startswith("use firmware with the ACPI table IORT")
+    assert "firmware setup" not in told
