@@ -97,6 +97,34 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
+def not_viable(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report groups with a function on VFIO that guests cannot open: others are on host drivers.
+
+    With a GPU, functions of other slots are in shared-group.
+    """
+    of_gpus = set(_numbers(gpus(host)))
+    for group in host.groups:
+        members = _endpoints(host, group.number)
+        ready = [d for d in members if d.is_on_vfio]
+        slots = {d.address.slot for d in ready}
+        left = [d for d in blockers(members) if not d.is_bridge]
+        if group.number in of_gpus:
+            left = [d for d in left if d.address.slot in slots]
+        if ready and left:
+            is_other = any(d.address.slot not in slots for d in left)
+            how = f"bind them too: vfiomgr bind {ready[0].address}{' --with-group' * is_other}"
+            yield finding(
+                "group-not-viable",
+                "warning",
+                f"no guest can open {ready[0]}: {counted(len(left), 'function')} of its IOMMU "
+                "group on host drivers",
+                tuple(f"{d} is on {d.driver}" for d in left),
+                f"VFIO gives guests only entire groups (group {group.number})",
+                bind_remedy(how, ready[:1], with_group=is_other),
+                *(isolation.separating(host, ready, "it") if is_other else ()),
+            )
+
+
 def _separating(host: HostSnapshot, inside: Sequence[PciDevice]) -> list[str]:
     return [*isolation.separating(host, inside, "the GPU")] or [isolation.ENABLE_ACS]
 

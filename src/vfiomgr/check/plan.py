@@ -66,6 +66,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.unassigned_bars, "bar-not-assigned"),
             rule(driver_rules.without_group, "no-group"),
             rule(driver_rules.shared_with_gpu, "shared-group"),
+            rule(driver_rules.not_viable, "group-not-viable"),
             rule(driver_rules.reserved_regions, "reserved-region"),
             rule(driver_rules.acs_override, "acs-override"),
             rule(driver_rules.acs_parameter, "acs-parameter"),

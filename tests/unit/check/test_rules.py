@@ -1269,3 +1269,32 @@ def test_a_bind_whose_rules_are_written_waits_for_a_reboot() -> None:
         host(*devices, readiness=facts(), files=files)
     )
     assert str(left) == "reboot to bind 0000:04:00.0, 0000:05:00.0 by udev rule"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "audio", "is_found"),
+    [
+        ("vfio-pci", "snd_hda_intel", True),
+        ("vfio-pci", "vfio-pci", False),
+        ("vfio-pci", None, False),
+        ("nvidia", "snd_hda_intel", False),
+    ],
+)
+def test_a_function_on_vfio_with_a_member_on_a_host_driver_is_not_viable(
+    gpu: str, audio: str | None, *, is_found: bool
+) -> None:
+    beside = device("0000:04:00.1", class_code="040300", driver=audio)
+    finding = found(host(device(driver=gpu), beside), "group-not-viable")
+    assert (finding is not None) == is_found
+    if finding is not None:
+        assert finding.evidence[0].endswith("is on snd_hda_intel")
+        assert finding.remedy == "bind them too: vfiomgr bind 0000:04:00.0"
+
+
+def test_other_slots_in_the_group_of_a_nic_need_the_option_or_a_slot() -> None:
+    mine, other = replace(nic("0000:05:00.0"), driver="vfio-pci"), nic("0000:06:00.0")
+    finding = found(host(mine, other), "group-not-viable")
+    assert finding is not None
+    assert "vfiomgr bind 0000:05:00.0 --with-group" in finding.remedy
+    with_gpu = host(device(driver="vfio-pci"), other)
+    assert found(with_gpu, "group-not-viable") is None, "it is in shared-group"
