@@ -75,7 +75,7 @@ register(
         values=("requests",),
         plans=("plan",),
         hooks=("requests",),
-        rules=("check", "readers"),
+        rules=("rules", "check", "readers"),
     ),
     Capability(
         "vfiomgr.libvirt",
@@ -93,6 +93,7 @@ register(
     Capability(
         "vfiomgr.kata",
         rules=(
+            "explain.cluster",
             "plan",
             "explain.image",
             "explain.pod_to_shim",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import vfiomgr
 from tools.rules.__main__ import PAGE, page
+from vfiomgr import capability
 from vfiomgr.rules import runner
 from vfiomgr.rules.runner import RuleText, all_texts, declare
 
@@ -53,6 +54,17 @@ def test_each_rule_has_an_entry_and_each_entry_a_rule() -> None:
 
 def test_the_page_is_generated() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tools.rules"
+
+
+def test_each_module_with_a_set_of_rules_is_named_by_its_capability() -> None:
+    named = {f"{one.package}.{module}" for one in capability.registered() for module in one.rules}
+    making = {
+        ".".join(("vfiomgr", *file.relative_to(_SOURCE).with_suffix("").parts))
+        for file in _SOURCE.rglob("*.py")
+        if "\n    RuleSet(\n" in file.read_text(encoding="utf-8")
+    }
+    assert making
+    assert making == named & making
 
 
 def test_no_entry_is_empty_or_breaks_the_table() -> None:
