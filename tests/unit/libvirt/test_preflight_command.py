@@ -96,6 +96,24 @@ def test_a_snapshot_answers_for_its_host(
     assert unknown in answer.stdout
 
 
+def test_hooks_that_run_virsh_are_found(run: Run, kernel: FakeKernel, directory: Path) -> None:
+    (directory / "win.xml").write_text(xml(pci_element(GPU, managed="yes"), before=""))
+    hooks = Path(kernel.root, "etc/libvirt/hooks")
+    begin = hooks / "qemu.d/win/prepare/begin"
+    begin.mkdir(parents=True)
+    script = begin / "start.sh"
+    script.write_text("#!/bin/sh\n# virsh list\necho virsh list\nvirsh list &\nmodprobe vfio-pci\n")
+    assert "hook-runs-virsh" not in run("check", "domain", "win.xml").stdout
+    script.write_text("#!/bin/sh\nsleep 1; /usr/bin/virsh nodedev-detach pci_0000_01_00_0\n")
+    told = run("check", "domain", "win.xml").stdout
+    assert "/qemu.d/win/prepare/begin/start.sh:2: sleep 1; /usr/bin/virsh nodedev-detach" in told
+    assert "rule      hook-runs-virsh" in told
+    (hooks / "qemu.d/win").rename(hooks / "qemu.d/other")
+    assert "hook-runs-virsh" not in run("check", "domain", "win.xml").stdout, "of another guest"
+    (hooks / "qemu").write_text("virsh list\n")
+    assert "/etc/libvirt/hooks/qemu:1: virsh list" in run("check", "domain", "win.xml").stdout
+
+
 def test_a_rom_is_looked_for_below_the_root(run: Run, kernel: FakeKernel, directory: Path) -> None:
     rom = "<rom file='/roms/gpu.rom'/>"
     (directory / "rom.xml").write_text(xml(pci_element(GPU, managed="yes", rest=rom), before=""))

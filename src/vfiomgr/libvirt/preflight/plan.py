@@ -184,6 +184,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(settings.mac_addresses, "teaming-mac"),
             rule(features.driver_model, "driver-model-missing"),
             rule(settings.boot_order, "boot-order-twice"),
+            rule(settings.hook_calls, "hook-runs-virsh"),
             rule(settings.rom_file, "rom-relative", "rom-missing"),
             rule(settings.nvlink, "fabric-divided", "fabric-partition"),
             rule(settings.code_43, "code-43"),
@@ -199,15 +200,19 @@ def preflight(
     domains: Iterable[Domain],
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
+    hook_calls: tuple[str, ...] = (),
 ) -> tuple[Report, ...]:
     """All findings about the next start of each domain on a host, blockers first.
 
     `hypervisor` is what libvirt reports, and `files` the existing files among those that the
-    domains name; None if not checked.
+    domains name; None if not checked. `hook_calls` are lines of hooks that run virsh.
     """
     claims = claims_of(hypervisor)
     read = map(command_line.with_arguments, domains)
-    return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in read)
+    return tuple(
+        _judge(PreflightContext(host, d, claims, hypervisor, files, hook_calls=hook_calls))
+        for d in read
+    )
 
 
 def _judge(context: PreflightContext) -> Report:
