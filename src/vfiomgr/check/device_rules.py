@@ -370,7 +370,7 @@ def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
-def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+def firmware_framebuffer(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """Report a framebuffer that vfio-pci does not remove."""
     for device in host.devices:
         for found in guards.firmware_framebuffer(host, device):
@@ -384,6 +384,6 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
                 f"the firmware's framebuffer uses the memory of {device}",
                 (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
                 f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
-                *guards.freeing(host, device, command_line(facts)),
+                *guards.freeing(host, device, command_line(host)),
                 subject=device,
             )

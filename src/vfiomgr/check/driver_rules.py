@@ -160,7 +160,6 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report the ACS override patch, which splits groups that the hardware does not isolate."""
     words = acs_override_words(host.kernel.command_line)
     if words:
-        facts = host.readiness
         yield finding(
             "acs-override",
             "warning",
@@ -169,7 +168,7 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
             "a kernel with the ACS override patch assumes that these ports isolate devices: a "
             "guest's device may then bypass the IOMMU and access devices of the host and of other "
             "guests; a kernel without the patch ignores the option",
-            f"remove {' '.join(words)} from the kernel command line{command_line(facts)}, "
+            f"remove {' '.join(words)} from the kernel command line{command_line(host)}, "
             "reboot, and list the real groups with: vfiomgr groups",
         )
 
@@ -186,7 +185,7 @@ def acs_parameter(host: HostSnapshot) -> Iterator[Diagnostic]:
             "ports without ACS redirection let the devices behind them access each other, so they "
             "are assigned together; groups are formed at boot",
             f"unless devices need peer-to-peer access on the host, remove {' '.join(words)} from "
-            f"the kernel command line{command_line(host.readiness)}, and reboot",
+            f"the kernel command line{command_line(host)}, and reboot",
         )
 
 
@@ -423,7 +422,7 @@ def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> I
     wanted = f"{name}={','.join(values)}" if name == "ids" else f"{name}=VALUE"
     if facts.module(module).state == "built-in":
         option = f"{module.replace('_', '-')}.{wanted}"
-        yield Remedy(f"add to the kernel command line: {option}{command_line(facts)}; then reboot")
+        yield Remedy(f"add to the kernel command line: {option}{command_line(host)}; then reboot")
     else:
         yield Remedy(f"keep one setting: options {module} {wanted}")
     if name == "ids":

@@ -274,14 +274,26 @@ Others are their own, e.g. those of Pop!_OS, Manjaro and CachyOS, and Oracle's U
 _PROXMOX_RELEASE = "-pve"
 _PROXMOX_PACKAGE = "apt-get install proxmox-default-kernel"
 _PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
+_GRUB_TOOLS = {"update-grub", "grub2-mkconfig", "grub-mkconfig"}
 
 
-def command_line(facts: Readiness | None) -> str:
-    """How to change the kernel command line on this host; empty if unknown."""
-    distribution = facts.distribution if facts else None
+def command_line(host: HostSnapshot) -> str:
+    """How to change the kernel command line on this host; empty if unknown.
+
+    What booted it decides between files: GRUB writes BOOT_IMAGE (grub-core/loader/i386/linux.c);
+    initrd= with a path of the EFI partition is of a loader of EFI, such as systemd-boot.
+    """
+    distribution = host.readiness.distribution if host.readiness else None
     if distribution is None:
         return ""
-    how = _command_line(distribution)
+    is_of_grub = any(word.startswith("BOOT_IMAGE=") for word in host.kernel.words)
+    is_of_efi = any(word.startswith("initrd=\\") for word in host.kernel.words)
+    unused = {"/etc/kernel/cmdline"} if is_of_grub else _GRUB_TOOLS if is_of_efi else set()
+    tools = tuple(tool for tool in distribution.tools if tool not in unused)
+    known = _command_line(replace(distribution, tools=tools))
+    how = known or _command_line(distribution) or ""
+    if known is not None and is_of_efi and _GRUB_TOOLS.intersection(distribution.tools):
+        how += "; /etc/default/grub has no effect, as GRUB did not boot this host"
     return f" (on {distribution.name}: {how})" if how else ""
 
 

@@ -47,7 +47,7 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         return
     is_of_xen = host.kernel.runs_on == "xen"
     is_for_words = command_line_words(host) is not None and not is_of_xen
-    how = command_line(host.readiness) if is_for_words else ""
+    how = command_line(host) if is_for_words else ""
     yield finding(
         "iommu",
         "blocker",
@@ -167,7 +167,7 @@ def _unsafe_interrupts(host: HostSnapshot, facts: Readiness) -> tuple[str, ...]:
 def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
     words = [word for word in host.kernel.words if word in _NOT_REMAPPED]
     if words:
-        how = command_line(facts)
+        how = command_line(host)
         return f"remove {' '.join(words)} from the kernel command line{how}; then reboot"
     if facts.config.get("IRQ_REMAP") == "n":
         return f"boot a kernel with CONFIG_IRQ_REMAP (not set in {facts.config_source})"

@@ -1251,6 +1251,41 @@ def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: st
     assert words in finding.remedy
 
 
+_EFI = "initrd=\\EFI\\proxmox\\initrd.img root=ZFS=rpool/ROOT/pve-1"
+
+
+@pytest.mark.parametrize(
+    ("tools", "words", "expected", "absent"),
+    [
+        (
+            ("proxmox-boot-tool", "update-grub", "/etc/kernel/cmdline"),
+            _EFI,
+            "proxmox-boot-tool refresh; /etc/default/grub has no effect",
+            "then run update-grub",
+        ),
+        (
+            ("proxmox-boot-tool", "update-grub", "/etc/kernel/cmdline"),
+            "BOOT_IMAGE=/vmlinuz quiet",
+            "then run update-grub",
+            "no effect",
+        ),
+        (("grub-mkconfig", "bootctl"), _EFI, "loader/entries", "grub-mkconfig"),
+        (("update-grub",), _EFI, "then run update-grub", "loader/entries"),
+        (("bootctl",), _EFI, "loader/entries", "no effect"),
+        (("/etc/kernel/cmdline",), "BOOT_IMAGE=/vmlinuz", "edit /etc/kernel/cmdline", "no effect"),
+    ],
+)
+def test_what_booted_the_host_decides_between_files(
+    tools: tuple[str, ...], words: str, expected: str, absent: str
+) -> None:
+    known = facts(distribution=Distribution("x", "X Linux", tools))
+    off = host(device(iommu_group=None), readiness=known, kernel_command_line=words)
+    finding = found(off, "iommu")
+    assert finding is not None
+    assert expected in finding.remedy
+    assert absent not in finding.remedy
+
+
 def test_a_bind_that_is_made_has_a_remedy_for_each_device() -> None:
     devices = (BOUND, replace(BOUND, address=TWIN.address, iommu_group=5))
     remedy = bind_remedy("vfiomgr bind", devices)
