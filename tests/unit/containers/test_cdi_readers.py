@@ -56,6 +56,13 @@ def found(versions: dict[str, str], **facts: Any) -> list[str]:
         ({"containerd": "1.7"}, {"containerd": ((TOML, None),), "has_other_nodes": False}, []),
         ({"podman": "5.0"}, {"closed": ("/etc/cdi",)}, ["reader-permissions"]),
         ({"crio": "1.30"}, {"closed": ("/etc/cdi",)}, []),
+        ({}, {"is_refreshed": True}, ["refresh-missing"]),
+        (
+            {},
+            {"is_refreshed": True, "files": (("a", frozenset({"/dev/kfd"})),)},
+            ["refresh-missing"],
+        ),
+        ({}, {"is_refreshed": True, "files": (("a", frozenset({"/dev/nvidia0"})),)}, []),
         (
             {},
             {"mig_nodes": ("/c/12",), "files": (("a", frozenset({"/dev/nvidia0"})),)},
@@ -109,3 +116,17 @@ def test_the_facts_are_read_from_the_files_of_the_host(tmp_path: Path) -> None:
     assert read_readers(tree, (file,)).containerd == (), "it only serves Docker"
     write(MAIN, "{")
     assert [each.path for each in read_readers(tree, (file,)).docker] == [USER]
+
+
+@pytest.mark.parametrize("place", ["/etc/systemd/system", "/usr/lib/systemd/system"])
+def test_the_unit_counts_where_the_driver_is_loaded(tmp_path: Path, place: str) -> None:
+    tree = HostTree(str(tmp_path))
+    unit = tmp_path / place[1:] / "multi-user.target.wants/nvidia-cdi-refresh.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("")
+    assert not read_readers(tree, ()).is_refreshed
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    assert not read_readers(tree, ()).is_refreshed
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").write_text("")
+    assert read_readers(tree, ()).is_refreshed

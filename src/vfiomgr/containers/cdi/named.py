@@ -185,7 +185,7 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     is_image = seen.pci_unlisted is not None
     nodes = _present_nodes(host, seen, found)
     report = judge.check(found, readers, None if is_image else seen, nodes)
-    if not is_image and host.snapshot is None and found and not files and consumer == ANY:
+    if not is_image and host.snapshot is None and not files and consumer == ANY:
         report = _with_readers(report, host.tree, found)
     if not is_image or not found:
         return report
@@ -196,9 +196,12 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
 def _with_readers(report: CdiReport, tree: HostTree, files: tuple[CdiFile, ...]) -> CdiReport:
     """Also whether the programs of the host read specifications at all."""
     more = READER_RULES.run(read_readers(tree, files))
-    found = (*report.findings, *cast("Iterable[CdiFinding]", more.findings))
+    own = (f for f in more.findings if files or f.rule == "refresh-missing")
+    found = (*report.findings, *cast("Iterable[CdiFinding]", own))
     findings = tuple(sorted(found, key=by_severity))
-    return replace(report, findings=findings, unknown=(*report.unknown, *more.unknown))
+    return replace(
+        report, findings=findings, unknown=(*report.unknown, *(more.unknown if files else ()))
+    )
 
 
 def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ...]]:

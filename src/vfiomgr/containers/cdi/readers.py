@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.cdi.check import other_nodes
-from vfiomgr.containers.cdi.model import STATIC
+from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.containers.cdi.rules import CdiFinding
 from vfiomgr.containers.runtimes import location
 from vfiomgr.containers.runtimes.handlers import enabled_cdi, imports_of, read_containerd
@@ -39,9 +39,15 @@ _DOCKER_ON = Version(28, 2)
 """From here on Docker has CDI without features.cdi (moby/moby#49963)."""
 _CONTAINERD_ON = Version(2, 0)
 """From here on enable_cdi is true by default (internal/cri/config/config_unix.go)."""
+_NVIDIA = (HostPath("/sys/module/nvidia"), HostPath("/dev/nvidia0"))
 _CAPABILITIES = HostPath("/proc/driver/nvidia/capabilities")
 _MINOR = expression(r"DeviceFileMinor:\s*(\d+)")
 _GPU_NODE = expression(r"/dev/nvidia\d+")
+_REFRESH = "nvidia-cdi-refresh.service"
+_REFRESHED = tuple(
+    HostPath(f"{place}/multi-user.target.wants/{_REFRESH}")
+    for place in ("/etc/systemd/system", "/usr/lib/systemd/system")
+)
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o001
 
 
@@ -74,6 +80,8 @@ class Readers(Value):
     """Each file, and the device nodes in it."""
     closed: tuple[str, ...] = ()
     """Files and directories that only their owner reads."""
+    is_refreshed: bool = False
+    """Whether nvidia-cdi-refresh is enabled, and NVIDIA's driver has a GPU."""
 
 
 def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
@@ -91,6 +99,7 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
         tuple(_mig_nodes(tree)),
         tuple((file.path, other_nodes([file])) for file in files),
         tuple(_closed(tree, files)),
+        any(map(tree.exists, _REFRESHED)) and all(map(tree.exists, _NVIDIA)),
     )
 
 
@@ -275,6 +284,20 @@ def _without_mig(facts: Readers) -> Iterator[CdiFinding]:
         )
 
 
+def _not_refreshed(facts: Readers) -> Iterator[CdiFinding]:
+    """A unit that ran before the driver was loaded (nvidia-container-toolkit 1.18 and later)."""
+    if facts.is_refreshed and not any(any(map(_GPU_NODE.fullmatch, n)) for _, n in facts.files):
+        yield _finding(
+            "refresh-missing",
+            DYNAMIC,
+            "",
+            "nvidia-cdi-refresh is enabled and NVIDIA's driver is loaded, but no specification has "
+            "a GPU: the unit may have run before the driver was loaded",
+            "systemctl restart nvidia-cdi-refresh; to load the driver earlier at boot, write "
+            "nvidia to /etc/modules-load.d/nvidia.conf",
+        )
+
+
 def _unknown_versions(facts: Readers) -> Iterator[str]:
     unset = [path for path, is_enabled in facts.containerd if is_enabled is None]
     if unset and "containerd" not in facts.versions and facts.has_other_nodes:
@@ -291,6 +314,7 @@ READER_RULES: RuleSet[Readers] = register(
             rule(_containerd_off, "reader-not-enabled"),
             rule(_not_for_users, "reader-permissions"),
             rule(_without_mig, "mig-missing"),
+            rule(_not_refreshed, "refresh-missing"),
         ),
         unknown=(_unknown_versions,),
         host=lambda facts: facts,
