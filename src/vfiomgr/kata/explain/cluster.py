@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.containers.resource_names import kind_of_model
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
 from vfiomgr.kata.explain.pod import OtherObject
+from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
@@ -16,7 +17,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.diagnostic import Diagnostic, Remedy
     from vfiomgr.pci.model import PciDevice
 
 _GUESTS: dict[str, tuple[str, ...]] = {
@@ -74,7 +75,7 @@ def _entries(item: OtherObject | None, *path: str) -> list[dict[str, Any]]:
     return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 
 
-def _may(name: str, subject: object, what: str, *remedies: str) -> Diagnostic:
+def _may(name: str, subject: object, what: str, *remedies: str | Remedy) -> Diagnostic:
     return chain_break(name, subject, what, *remedies, is_certain=False)
 
 
@@ -139,7 +140,7 @@ def _not_bound(context: ClusterContext) -> Iterator[Diagnostic]:
                 address,
                 f"{entry.get('resourceName')}: KubeVirt offers functions on vfio-pci only, and "
                 f"{address} is on {driver}",
-                f"vfiomgr bind {address} --persist",
+                bind_remedy(f"vfiomgr bind {address} --persist", found[:1], persist=True),
             )
 
 

@@ -92,9 +92,11 @@ def _step_document(step: TraceStep) -> dict[str, object]:
 def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     place = f" ({item.source}:{item.line})" if item.line else f" for {item.source}"
     handler = f", handler {item.handler}" if item.handler else ""
-    how = f", {item.release} ({item.release_source})"
-    is_pod = item.kind in POD_TEMPLATES
-    how = how if item.release else ": not a Kata pod: Kata's chain is not checked" * is_pod
+    how = ""
+    if item.release:
+        how = f", {item.release} ({item.release_source})"
+    elif item.kind in POD_TEMPLATES:
+        how = ": not a Kata pod: Kata's chain is not checked"
     yield f"{item.kind} {item.pod}{place}{handler}{how}"
     for step in item.steps:
         yield from _step_lines(step, is_whole=is_whole)
