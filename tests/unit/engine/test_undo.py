@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import mixed
@@ -20,7 +21,14 @@ from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
-from vfiomgr.vgpu.steps import CreateMdev, RunSriovManage, SetMig, SetPersistence, SetVgpuType
+from vfiomgr.vgpu.steps import (
+    CreateMdev,
+    RunSriovManage,
+    SetMig,
+    SetPersistence,
+    SetVgpuAttribute,
+    SetVgpuType,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +95,15 @@ def test_an_earlier_run_leads_back_from_what_a_later_one_changed(host: HostSnaps
         (7, SetVfCount(adapter, before=2, after=0)),
     ]
     assert covered([first, second, third]) == {3: 1, 5: 0, 6: 1, 7: 4}
+
+
+def test_a_step_that_cannot_be_undone_covers_none_of_a_later_run() -> None:
+    """Else the later one would not be undone either, and its value would stay."""
+    unknown = SetVgpuAttribute(str(GPU), "/sys/x", "nvidia/vgpu_params", before=None, after="a=1")
+    known = replace(unknown, before="a=1", after="a=2")
+    assert unknown.inverse() is None
+    assert covered([[(0, unknown)], [(1, known)]]) == {}
+    assert covered([[(0, known)], [(1, unknown), (2, known)]]) == {2: 0}
 
 
 def test_two_vgpus_of_one_name_are_two_topics(host: HostSnapshot) -> None:
