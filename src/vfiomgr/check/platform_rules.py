@@ -242,7 +242,9 @@ _IOMMUFD_NEED = "QEMU's iommufd backend needs them; VFIO groups do not"
 
 
 def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report whether vfio-pci is available."""
+    """Report whether vfio-pci is available; Xen's dom0 has no use for it."""
+    if host.kernel.runs_on == "xen":
+        return
     module = facts.module("vfio_pci")
     why = "passthrough needs vfio-pci or a variant of it"
     if module.is_present or _DRIVER in host.pci_drivers:
@@ -332,9 +334,9 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report whether iommufd and VFIO character devices are available.
 
     Nodes that exist are available, whatever the file of the kernel's configuration says: it may
-    belong to another build of the same release.
+    belong to another build of the same release. POWER's IOMMU has no such backend.
     """
-    if any(_lacking_vfio_pci(host, facts)):
+    if any(_lacking_vfio_pci(host, facts)) or isolation.is_power(host):
         return
     lacking = tuple(_lacking_iommufd(host, facts)) or tuple(_lacking_cdev(host, facts))
     if lacking:

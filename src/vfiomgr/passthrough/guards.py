@@ -113,9 +113,12 @@ def denied(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 def missing_driver(host: HostSnapshot, drivers: Iterable[str]) -> Iterator[Diagnostic]:
     """Refuse a kernel without vfio-pci, before host drivers are unbound.
 
-    A built-in driver is registered; modules.dep lists what can be loaded.
+    A built-in driver is registered; modules.dep lists what can be loaded. Xen's dom0 has no use
+    for it, and is refused for its IOMMU.
     """
     is_known = bool(host.pci_drivers) and host.vfio_modules is not None
+    if host.kernel.runs_on == "xen" and iommu_off(host) is not None:
+        return
     if PLAIN in {*drivers}.difference(host.pci_drivers) and is_known:
         if PLAIN_MODULE in (host.vfio_modules or ()):
             return

@@ -18,6 +18,7 @@ _WITHOUT_OUTPUTS = (
     "on workstation cards disable the display outputs with NVIDIA's displaymodeselector"
 )
 _NVIDIA, _INTEL, _AMD = "10de", "8086", "1002"
+_KVMGT = "CONFIG_DRM_I915_GVT_KVMGT"
 _BEFORE_AMPERE = frozenset(
     {"0ff2", "11bf"}  # K1, K2
     | {"13bd", "13f2", "13f3"}  # M10, M60, M6
@@ -161,8 +162,10 @@ def _of_intel(host: HostSnapshot, device: PciDevice) -> Absence:
         return Absence(cause, f"unbind it: vfiomgr unbind {device.address}")
     words = parameters(host.kernel.command_line, "i915.enable_gvt")
     if words and words[-1].value in ("1", "Y", "y"):
-        return Absence("has no GVT-g types", "run modprobe kvmgt, and see dmesg for gvt")
+        remedy = "run modprobe kvmgt; if it is missing or names no types, boot a kernel with "
+        remedy += f"{_KVMGT} that knows this GPU (see dmesg for gvt)"
+        return Absence("has no GVT-g types", remedy)
     return Absence(
         "has no GVT-g types",
-        "boot with i915.enable_gvt=1, and load kvmgt (CONFIG_DRM_I915_GVT_KVMGT)",
+        f"boot with i915.enable_gvt=1, and load kvmgt ({_KVMGT})",
     )

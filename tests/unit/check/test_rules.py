@@ -393,8 +393,20 @@ def test_something_must_map_a_guests_memory() -> None:
     for other in ("loaded", None):
         known = facts(modules=(missing[0], KernelModule("iommufd", other)))
         assert severity(host(readiness=known), "iommu-backend") is None
-    power = host(readiness=facts(modules=missing), cpu_vendor=None)
-    assert severity(power, "iommu-backend") is None
+    unknown = host(readiness=facts(modules=missing), cpu_vendor=None)
+    assert severity(unknown, "iommu-backend") is None
+
+
+def test_power_has_no_backend_of_iommufd() -> None:
+    missing = facts(modules=(KernelModule("iommufd", "missing"),))
+    assert severity(host(readiness=missing), "iommufd") == "info"
+    assert severity(host(readiness=missing, architecture="ppc64le"), "iommufd") is None
+
+
+def test_xen_has_no_use_for_vfio_pci() -> None:
+    missing = facts(modules=(KernelModule("vfio_pci", "missing"),))
+    assert severity(host(readiness=missing, pci_drivers=()), "vfio-pci") == "blocker"
+    assert severity(host(readiness=missing, pci_drivers=(), runs_on="xen"), "vfio-pci") is None
 
 
 @pytest.mark.parametrize(
