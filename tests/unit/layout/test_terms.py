@@ -76,10 +76,10 @@ def test_a_companion_of_another_group_can_be_left() -> None:
 @pytest.mark.parametrize(
     ("host", "wanted", "part"),
     [
-        (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "remove only: true, or"),
+        (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "together: remove only: true"),
         (host_of(GPU, NIC), passing("0000:04:00.0"), "set with_group: true to include them, or"),
         (host_of(CONSOLE), passing("0000:08:00.0"), "set allow: boot-display"),
-        (MOUNTED, passing("0000:07:00.0"), "exclude it with only: true, or set allow: mounted"),
+        (MOUNTED, passing("0000:07:00.0"), "unmount it, or set allow: mounted-disk"),
         (ROUTED, passing("0000:06:00.0"), "or set allow: default-route"),
         (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "remove driver to use vfio"),
         (
