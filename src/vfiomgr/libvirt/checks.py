@@ -86,10 +86,15 @@ def check_domains(
     return preflight(seen, domains, hypervisor, _roms(host, domains), _hook_calls(host))
 
 
-def _hook_calls(host: HostSource) -> tuple[str, ...]:
-    """The lines of libvirt's hooks for guests that run virsh and wait for it: `FILE:LINE: text`."""
+def _hook_calls(host: HostSource) -> tuple[str, ...] | None:
+    """The lines of libvirt's hooks for guests that run virsh and wait for it: `FILE:LINE: text`.
+
+    None for a snapshot, which has no hooks.
+    """
+    if host.snapshot is not None:
+        return None
     found: list[str] = []
-    waiting = [] if host.snapshot is not None else [f"{_HOOKS}/qemu", f"{_HOOKS}/qemu.d"]
+    waiting = [f"{_HOOKS}/qemu", f"{_HOOKS}/qemu.d"]
     while waiting:
         path = waiting.pop(0)
         names = host.tree.children(HostPath(path)) if path.count("/") < _DEEPEST else []

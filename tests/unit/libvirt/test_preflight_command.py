@@ -94,6 +94,8 @@ def test_a_snapshot_answers_for_its_host(
     assert "driver: nvidia" in answer.stdout
     unknown = "unknown: processes that use the devices\n  evidence  requires root on the running"
     assert unknown in answer.stdout
+    whole = run("-v", "--snapshot", "host.json", "check", "domain", sound).stderr
+    assert "hooks of libvirt: not in the snapshot" in whole
 
 
 def test_hooks_that_run_virsh_are_found(run: Run, kernel: FakeKernel, directory: Path) -> None:

@@ -94,8 +94,8 @@ class PreflightContext(Value, dict=True):
     """The existing files among those that the domain names; None if not checked."""
     is_of_libvirt: bool = True
     """Whether libvirt starts the domain; false for a guest that a user starts."""
-    hook_calls: tuple[str, ...] = ()
-    """Lines of libvirt's hooks that run virsh and wait for it."""
+    hook_calls: tuple[str, ...] | None = ()
+    """Lines of libvirt's hooks that run virsh and wait for it; None if the hooks are unknown."""
     blocked_reasons: tuple[str, ...] | None = None
     """Why QEMU of the running domain refuses a migration; None if it was not asked."""
 

@@ -74,8 +74,8 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
     if not context.hostdevs:
         return
     host = context.host
-    if host.readiness is None:
-        yield "limits on locked memory: not in the snapshot"
+    read = {"hooks of libvirt": context.hook_calls, "limits on locked memory": host.readiness}
+    yield from (f"{what}: not in the snapshot" for what, facts in read.items() if facts is None)
     if not context.domain.is_x86:
         yield (
             "addresses, BAR windows and the number of CPUs "
@@ -200,12 +200,13 @@ def preflight(
     domains: Iterable[Domain],
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
-    hook_calls: tuple[str, ...] = (),
+    hook_calls: tuple[str, ...] | None = (),
 ) -> tuple[Report, ...]:
     """All findings about the next start of each domain on a host, blockers first.
 
     `hypervisor` is what libvirt reports, and `files` the existing files among those that the
-    domains name; None if not checked. `hook_calls` are lines of hooks that run virsh.
+    domains name; None if not checked. `hook_calls` are lines of hooks that run virsh; None
+    if the hooks are unknown.
     """
     claims = claims_of(hypervisor)
     read = map(command_line.with_arguments, domains)

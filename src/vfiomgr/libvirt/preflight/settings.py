@@ -174,7 +174,7 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
 def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:
     """docs/hooks.rst of libvirt: a hook must not call libvirt, "a deadlock is likely to occur"."""
     calls = []
-    for call in context.hook_calls:
+    for call in context.hook_calls or ():
         guest, _, script = call.rpartition("/qemu.d/")[2].partition("/")
         if "/qemu.d/" not in call or not script or guest == context.domain.name:
             calls.append(call)
