@@ -108,6 +108,7 @@ class Terminal:
             cwd=home,
         )
         os.close(slave)
+        self._slept = 0
         self._wait_for("ready$ ")
 
     def __enter__(self) -> Self:
@@ -160,6 +161,7 @@ class Terminal:
         return _ESCAPE.sub("", self._wait_for("\nend"))
 
     def _send(self, keys: str) -> None:
+        self._slept = _times_slept(self._process.pid)
         os.write(self._master, keys.encode())
 
     def _read(self, seconds: float) -> str:
@@ -179,14 +181,16 @@ class Terminal:
         return seen
 
     def _settle(self) -> str:
-        """What is shown until the shell and its children rest."""
+        """What is shown until the shell has read the keys, and it and its children rest."""
         seen = ""
-        quiet = time.monotonic() + _QUIET
+        now = time.monotonic()
+        quiet, end = now + _QUIET, now + _SECONDS
         while time.monotonic() < quiet:
             got = self._read(0.02)
             seen += got
-            if got or self._is_busy():
+            if got or self._is_busy() or _times_slept(self._process.pid) == self._slept:
                 quiet = time.monotonic() + _QUIET
+                assert quiet < end, f"{self.shell} does not rest"
         return seen
 
     def _is_busy(self) -> bool:
@@ -204,6 +208,12 @@ def _computes(pid: int) -> bool:
         with suppress(OSError):  # it has ended
             states.append(thread.read_text().rpartition(")")[2].split()[0])
     return any(state != "S" for state in states)
+
+
+def _times_slept(pid: int) -> int:
+    """How often a process has gone to sleep; unchanged until it wakes for what was typed."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def _children(pid: int) -> list[int]:

@@ -33,7 +33,8 @@ _DEADLINE = 300
 
 def make(names: list[str], user: tuple[str, ...]) -> Iterator[tuple[str, ReportedError]]:
     """Have errors made in a directory of their own, whose path is short for the sake of sockets."""
-    with tempfile.TemporaryDirectory(prefix="mistakes-") as directory:
+    # A daemon that was told to end may still write when its directory is removed.
+    with tempfile.TemporaryDirectory("", "mistakes-", ignore_cleanup_errors=True) as directory:
         places = {"HOME": directory, "XDG_RUNTIME_DIR": directory, "XDG_CONFIG_HOME": directory}
         answer = subprocess.run(
             [*user, sys.executable, "-I", PROGRAM, directory, *names],

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -259,3 +260,4 @@ async def _as_node(gpu: str) -> None:
                 agent.kill()
                 await agent.wait()
         await kubelet.stop()
+        shutil.rmtree(_PLUGINS.parent)
