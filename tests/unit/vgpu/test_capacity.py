@@ -7,8 +7,16 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, with_facts
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
-from vfiomgr.vgpu.capacity import Capacity, gpus, room, rooms, totals
-from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
+from vfiomgr.vgpu.capacity import Capacity, gpus, lacking, room, rooms, seats, totals
+from vfiomgr.vgpu.model import (
+    GpuInstance,
+    GpuMode,
+    GpuPartition,
+    Vgpu,
+    VgpuParent,
+    VgpuType,
+    describe_type,
+)
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
@@ -248,3 +256,19 @@ def test_gpu_instances_have_several_sizes_without_heterogeneous_mode() -> None:
     )
     (gpu,) = gpus(with_facts(host, vgpu_parents=parents))
     assert (gpu.has_several_sizes, gpu.is_heterogeneous) == (True, False), "by the names of types"
+
+
+def test_the_vgpus_of_a_gpu_instance_have_one_size() -> None:
+    """Up to `Max Instances Per GI` (nvidia-smi vgpu -s -v) of one size share an instance."""
+    small, large = (
+        replace(a40_type(size), instance_profile=47, per_instance=count)
+        for size, count in ((2, 4), (4, 2))
+    )
+    (plain,) = gpus(vgpu_host((small, large)))
+    instance = GpuInstance(id=1, profile=47, name="1g.24gb", start=0, size=1)
+    empty = replace(plain, partition=GpuPartition(plain.name, (), (instance,)))
+    assert (seats(empty, small), seats(empty, large)) == (4, 2)
+    vgpu = Vgpu(None, "vendor-vfio", "0000:01:00.4", small.id, None, None, None, None, None, 1)
+    used = replace(empty, instances=(vgpu,))
+    assert (seats(used, small), seats(used, large)) == (3, 0)
+    assert (lacking(used, [small]), lacking(used, [large])) == ({}, {47: 1})
