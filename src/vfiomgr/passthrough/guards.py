@@ -643,7 +643,7 @@ def _staying(device: PciDevice, reason: str) -> str:
 
 
 def _kept(host: HostSnapshot, device: PciDevice, request: Bind) -> Iterator[str]:
-    """Why a member would be refused too, whatever process ends; so --with-group is no remedy."""
+    """Why --with-group would be refused for a member, apart from processes that can end."""
     for found in _all(TAKING, host, (device,)):
         ends = found.override == "in-use" and found.rule != IN_NETWORK
         is_its_own = found.summary.startswith(f"{device} ")

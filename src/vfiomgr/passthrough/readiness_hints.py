@@ -51,7 +51,7 @@ _OF_HOST: tuple[Override, ...] = ("mounted-disk", "default-route")
 class BindRemedy(Remedy, kw_only=True):
     """The command `vfiomgr bind`, whose text contains it, as a request.
 
-    Processes that use a device now are no reason to drop it: they may end.
+    Processes that use a device now do not count, because they can end.
     """
 
     request: Bind

@@ -230,8 +230,9 @@ def explain(
     "--config",
     metavar="FILE",
     shell_complete=complete_host_file,
-    help="Use this configuration, a path on the host.  [default: that of the handler kata-vfio, "
-    "else the first one in /etc/kata-containers or Kata's defaults, else one that plugs devices]",
+    help="Use this configuration, a path on the host.  [default: the configuration of the handler "
+    "kata-vfio; then the first file in /etc/kata-containers or Kata's defaults; then an installed "
+    "configuration that plugs devices]",
 )
 @click.option("--all", "every", is_flag=True, help="Also show passed and skipped checks.")
 @strict_option()

@@ -133,7 +133,7 @@ _DEV = HostPath("/dev")
 _MACHINE = "/"
 """Where the user's own files are, whatever host is checked."""
 _IMPORTED = (HostPath("/opt/kata/containerd/config.d"), HostPath("/etc/containerd/config.d"))
-"""Directories that only imports name: kata-deploy's, and one that is taken for a default."""
+"""Directories that containerd reads only if imports lists them; the first is kata-deploy's."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
 _DURATION = expression(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}

@@ -162,7 +162,7 @@ def _elsewhere(context: PreflightContext, bus: str | int, used: set[int]) -> str
 
 
 def settings(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "there is no device "hostdev0" defined": -set does not see devices in JSON."""
+    """QEMU: "there is no device "hostdev0" defined": -set ignores devices in JSON."""
     libvirt, qemu = context.libvirt, context.qemu
     is_old = libvirt is not None and libvirt < _JSON_SINCE
     is_old = is_old or (qemu is not None and qemu < _JSON_QEMU)
