@@ -38,6 +38,22 @@ class Program(Protocol):
         ...
 
 
+class _Dmesg:
+    """Prints what the tree has as /var/log/dmesg, for the log of the kernel."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+
+    def changes(self, _arguments: Sequence[str]) -> bool:
+        """Whether it does more than tell."""
+        return False
+
+    def run(self, _arguments: Sequence[str]) -> Said:
+        """Print it."""
+        log = "/var/log/dmesg"
+        return Said(output=self._sysfs.get(log) if self._sysfs.exists(log) else "")
+
+
 class Programs:
     """All that the fake host knows, by their paths."""
 
@@ -50,7 +66,12 @@ class Programs:
         self._sysfs.put_bytes(path, b"#!/bin/false\n", 0o755)
 
     def find(self, name: str) -> Program | None:
-        """The program of a path, or of a name on the PATH; None where its file is absent."""
+        """The program of a path, or of a name on the PATH; None where its file is absent.
+
+        dmesg is always there.
+        """
+        if name == "dmesg":
+            return _Dmesg(self._sysfs)
         paths = [name] if name.startswith("/") else [f"{place}/{name}" for place in _PATH]
         there = (path for path in paths if self._sysfs.exists(path))
         return self.known.get(next(there, ""))

@@ -19,6 +19,7 @@ from vfiomgr.check.model import (
 from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
+from vfiomgr.messages.known import KERNEL, find_messages
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.facts import firmware_ranges
 from vfiomgr.pci.model import pci_device
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import ModuleState
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.messages.known import LoggedMessage
     from vfiomgr.pci.model import PciDevice
 
 
@@ -312,6 +314,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         distribution=read_distribution(tree),
         has_driver_override=_has_driver_override(tree, devices),
         has_modprobe=_has_modprobe() if tree.runs_programs else None,
+        kernel_log=read_kernel_log(tree),
     )
 
 
@@ -383,6 +386,21 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
     if found is None:
         return None
     return tuple(FirmwareFramebuffer(each.name, each.function) for each in found)
+
+
+_RECORDED_LOG = "/var/log/dmesg"
+_MOST_LOGGED = 50
+"""Maximum number of messages of the kernel log that are kept: the last ones."""
+
+
+def read_kernel_log(tree: HostTree) -> tuple[LoggedMessage, ...] | None:
+    """The known messages of the kernel log, in the order of their last lines.
+
+    On this machine dmesg reads it, which may require root (kernel.dmesg_restrict). A recorded host
+    has it in /var/log/dmesg, which on a machine may be of another boot.
+    """
+    text = tree.run(("dmesg",)) if tree.runs_programs else text_of(tree, _RECORDED_LOG)
+    return None if text is None else find_messages(text, (KERNEL,))[-_MOST_LOGGED:]
 
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:

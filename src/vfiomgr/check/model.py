@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
+from vfiomgr.messages.known import LoggedMessage
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.model import COMMANDS
 from vfiomgr.persistence.systems import SYSTEMS, why_lost
@@ -137,6 +138,8 @@ class Readiness(Value):
     """Whether modprobe is available; None for a recorded host."""
     copies: tuple[str, ...] = ()
     """Nodes of which a recorded host has only a copy, without mode and owner."""
+    kernel_log: tuple[LoggedMessage, ...] | None = None
+    """The known messages of the kernel log; None if it cannot be read."""
 
     @property
     def iommu_widths(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check import device_rules, driver_rules, platform_rules
+from vfiomgr.check import device_rules, driver_rules, log_rules, platform_rules
 from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
@@ -34,6 +34,9 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
 
 
 def _unseen(facts: Readiness) -> Iterator[str]:
+    is_machine = facts.has_modprobe is not None
+    if is_machine and facts.kernel_log is None:
+        yield "the kernel log: dmesg shows it only to root"
     if all(module.state is None for module in facts.modules):
         yield "kernel modules: neither /sys/module nor the lists of /lib/modules found"
     for fact, text in (
@@ -99,6 +102,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.lockdown, "lockdown"),
             reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
+            reading(_READINESS, log_rules.kernel_log, "kernel-log"),
         ),
         not_checked=(_not_checked,),
         unknown=(platform_rules.unread,),

@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 from errno import EINVAL, EISDIR
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec import field
 
@@ -301,8 +301,8 @@ def source_of(path: str) -> str:
     return "<stdin>" if path == STANDARD_INPUT else path
 
 
-def text_of(path: str, what: str) -> str:
-    """The text of a file named by a user.
+def text_of(path: str, what: str, errors: Literal["strict", "replace"] = "strict") -> str:
+    """The text of a file named by a user; with `replace` other bytes than UTF-8 are replaced.
 
     Raises:
         UsageError: it cannot be read.
@@ -311,7 +311,7 @@ def text_of(path: str, what: str) -> str:
     """
     source = source_of(path)
     try:
-        return bytes_of(path, what).decode()
+        return bytes_of(path, what).decode(errors=errors)
     except OSError as error:
         message = f"cannot read {what} {source}: {error.strerror}"
         raise UsageError(message, "use an existing, readable file, or - for a pipe") from None

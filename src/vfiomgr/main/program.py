@@ -44,8 +44,8 @@ _COMMANDS = {
     "node": ("vfiomgr.node.commands", "node"),
     "uninstall": ("vfiomgr.uninstall.commands", "uninstall"),
     "snapshot": ("vfiomgr.main.commands.show", "snapshot"),
-    "explain": ("vfiomgr.main.commands.help", "explain"),
-    "completion": ("vfiomgr.main.commands.help", "completion"),
+    "explain": ("vfiomgr.main.commands.explain", "explain"),
+    "completion": ("vfiomgr.main.commands.completion", "completion"),
 }
 _OF_SERVICES = {"persist": ("vfiomgr.passthrough.commands", "persist")}
 _READING = frozenset(

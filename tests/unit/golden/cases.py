@@ -250,6 +250,15 @@ HOST_SCENARIOS = (
         "explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay", in_json=True
     ),
     Scenario(
+        "explain",
+        """
+        explain "vfio-pci 0000:02:00.0: not ready 65535ms after FLR; giving up"
+        explain "the device melted"
+        """,
+        case="message",
+        in_json=True,
+    ),
+    Scenario(
         "bind",
         """
         bind 02:00.0 --dry-run

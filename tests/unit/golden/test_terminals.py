@@ -32,7 +32,7 @@ WIDTHS = (80, 100, 120, 200)
 CALLERS = {
     "cdi list": "containers.cdi.commands.list_devices",
     "check cdi": "containers.cdi.commands._print_check",
-    "explain": "main.commands.help.explain",
+    "explain": "main.commands.explain._print_entries",
     "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
@@ -57,6 +57,7 @@ WITHOUT = (
     "explain",
     "groups",
     "node-status-no-agent",
+    "explain-message",
     "vgpu-list-libvirt-none",
     "vgpu-mode-mig",
     "vgpu-mode-switch",

@@ -1,0 +1,49 @@
+"""The rule about the kernel log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.messages.known import messages_by_name
+from vfiomgr.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.messages.known import LoggedMessage
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def kernel_log(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report known messages about functions of this host, or about none."""
+    for logged in facts.kernel_log or ():
+        known = messages_by_name().get(logged.name)
+        if known is None or (logged.address and host.device_named(logged.address) is None):
+            continue  # a snapshot of another release, or a function that was removed
+        subject = f"{logged.address}: " if logged.address else ""
+        yield finding(
+            "kernel-log",
+            known.severity,
+            f"{subject}{_clause(known.meaning)}",
+            (f"kernel log{_when(logged)}: {logged.text}",),
+            "",
+            _clause(known.remedy),
+            subject=logged.address,
+        )
+
+
+def _when(logged: LoggedMessage) -> str:
+    """`, 3 times, last 120 s after boot`."""
+    count = f", {counted(logged.count, 'time')}, last" if logged.count > 1 else ""
+    if logged.seconds is None:
+        return count.removesuffix(", last")
+    return f"{count or ','} {logged.seconds} s after boot"
+
+
+def _clause(sentence: str) -> str:
+    """A sentence as a part of a line: without its capital letter and its full stop."""
+    first, _, _ = sentence.partition(" ")
+    is_name = first != first.capitalize()  # BIOS, iGPU
+    return f"{sentence[0] if is_name else sentence[0].lower()}{sentence[1:].removesuffix('.')}"

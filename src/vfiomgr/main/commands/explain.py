@@ -1,0 +1,224 @@
+"""`vfiomgr explain`: rules, and messages of the kernel, QEMU, libvirt, Kata and others."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import click
+from msgspec.structs import replace
+
+from vfiomgr import check as library
+from vfiomgr.cli.options import READING, complete_file, session_options
+from vfiomgr.cli.output import (
+    diagnostic_document,
+    labelled,
+    note,
+    print_document,
+    print_table,
+    say,
+)
+from vfiomgr.cli.table import wrapped
+from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.documents.text import source_of, text_of
+from vfiomgr.errors import UsageError, VfiomgrError, forbid_together
+from vfiomgr.messages.known import (
+    KnownMessage,
+    explanations,
+    find_messages,
+    first_address,
+    first_group,
+    known_messages,
+    messages_by_name,
+)
+from vfiomgr.rules.runner import RuleText, all_texts
+from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.units import counted
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_UNKNOWN = 1
+
+
+class _Explained(Value):
+    """A message that somebody saw, and what of its causes holds on the host."""
+
+    known: KnownMessage
+    text: str
+    count: int = 1
+    lines: tuple[str, ...] = ()
+    """What it names of the host: its function, its IOMMU group."""
+    found: tuple[Diagnostic, ...] = ()
+
+
+def _entries() -> tuple[RuleText, ...]:
+    """The texts of all rules and messages."""
+    messages = (
+        RuleText(each.name, f"Messages of {each.program}", each.meaning, each.remedy)
+        for each in known_messages()
+    )
+    return (*all_texts(), *messages)
+
+
+def _complete_rule(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    names = dict.fromkeys(entry.name for entry in _entries())
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("name", metavar="[RULE|MESSAGE]", required=False, shell_complete=_complete_rule)
+@click.option(
+    "--log",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Explain each known message in a log; - is the standard input.",
+)
+@session_options(*READING)
+@pass_session
+@click.pass_context
+def explain(context: click.Context, session: Session, *, name: str | None, log: str | None) -> None:
+    """Explain a rule or an error message, or list all of them.
+
+    RULE is the name of a rule in a finding or a refusal, or a part of it: if several rules match,
+    they are listed. MESSAGE is text that the kernel, QEMU, libvirt, Kata, a container runtime or
+    the kubelet printed, or the telling part of it. Its causes are looked up on this host.
+
+    Exit status: 1 if no message is known; otherwise 0.
+
+    \b
+    Examples:
+      vfiomgr explain
+      vfiomgr explain boot-display
+      vfiomgr explain iommu --format json
+      vfiomgr explain "group 14 is not viable"
+      vfiomgr explain --log /var/log/libvirt/qemu/win11.log
+    """
+    if log is not None:
+        if name is not None:
+            forbid_together("MESSAGE", "--log", "both are texts to explain")
+        context.exit(_explain_log(session, log))
+    entries, wanted = _entries(), (name or "").lower()
+    exact = [entry for entry in entries if entry.name == wanted]
+    messages = explanations(name) if name and not exact else ()
+    found = exact or [entry for entry in entries if wanted in entry.name]
+    if messages:
+        _print(session, [_Explained(known, str(name)) for known in messages])
+    elif found:
+        _print_entries(session, found)
+    elif " " in wanted.strip():
+        note("no known message; check the host itself: vfiomgr check")
+        context.exit(_UNKNOWN)
+    else:
+        near = difflib.get_close_matches(wanted, [entry.name for entry in entries])
+        guess = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+        message = f"no such rule: {name}"
+        raise UsageError(message, f"{guess}list all rules: vfiomgr explain")
+
+
+def _print_entries(session: Session, found: Sequence[RuleText]) -> None:
+    """Print rules, each with its meaning; several ones as a table."""
+    if session.format != "table":
+        print_document("RuleList", {"items": found}, session.format)
+    elif len({entry.name for entry in found}) > 1:
+        columns = ("RULE", "SECTION", wrapped("MEANING"))
+        print_table(columns, [(entry.name, entry.section, entry.meaning) for entry in found])
+    else:
+        for entry in found:
+            say(f"{entry.name} ({entry.section})", f"  meaning  {entry.meaning}")
+            say(f"  remedy   {entry.remedy}")
+
+
+def _explain_log(session: Session, log: str) -> int:
+    """Explain the known messages of a file."""
+    text = text_of(log, "log", errors="replace")
+    found = find_messages(text)
+    if not found:
+        note(f"{source_of(log)}: no known message in {counted(len(text.splitlines()), 'line')}")
+        return _UNKNOWN
+    known = messages_by_name()
+    _print(session, [_Explained(known[one.name], one.text, one.count) for one in found])
+    return 0
+
+
+def _print(session: Session, seen: list[_Explained]) -> None:
+    """Print messages with their causes on the host, as far as it can be read."""
+    unread = ""
+    try:
+        host = session.scan(with_readiness=True)
+    except VfiomgrError as error:
+        unread = error.message
+    else:
+        seen = [_on_host(each, host) for each in seen]
+    if session.format != "table":
+        body = {"items": list(map(_document, seen)), "not_checked": [unread] if unread else []}
+        print_document("ExplanationList", body, session.format)
+        return
+    for each in seen:
+        _say(each, is_checked=not unread)
+    if unread:
+        note(f"causes on this host were not checked: {unread}")
+
+
+def _on_host(seen: _Explained, host: HostSnapshot) -> _Explained:
+    """The message with what it names of a host, and the findings of the rules for its causes."""
+    found = tuple(
+        found
+        for found in library.check(host).findings
+        if found.rule in seen.known.see and found.severity != "ok"
+    )
+    return replace(seen, lines=tuple(_named(seen.text, host)), found=found)
+
+
+def _named(text: str, host: HostSnapshot) -> Iterator[str]:
+    """The function and the IOMMU group in a text, with their drivers."""
+    device = host.device_named(first_address(text))
+    if device is not None:
+        yield f"{device}: driver {device.driver or 'none'}"
+    elif first_address(text):
+        yield f"{first_address(text)}: not a PCI function of this host"
+    number = first_group(text)
+    if number is None and device is not None:
+        number = device.iommu_group
+    members = host.group_members(number)
+    if members:
+        drivers = ", ".join(f"{m.address} on {m.driver or 'no driver'}" for m in members)
+        yield f"IOMMU group {number}: {drivers}"
+
+
+def _document(seen: _Explained) -> dict[str, object]:
+    return {
+        "name": seen.known.name,
+        "program": seen.known.program,
+        "message": seen.text,
+        "count": seen.count,
+        "meaning": seen.known.meaning,
+        "remedy": seen.known.remedy,
+        "host": seen.lines,
+        "findings": [diagnostic_document(found) for found in seen.found],
+    }
+
+
+def _say(seen: _Explained, *, is_checked: bool) -> None:
+    """Print a message: its meaning and remedy, then what holds on this host."""
+    times = f" ({counted(seen.count, 'time')})" if seen.count > 1 else ""
+    say(f"{seen.known.name} (message of {seen.known.program}){times}")
+    for label, text in (
+        ("message", seen.text),
+        ("meaning", seen.known.meaning),
+        ("remedy", seen.known.remedy),
+        *(("host", line) for line in seen.lines),
+    ):
+        say(*labelled(label, text))
+    for found in seen.found:
+        say(*labelled("found", f"{found.severity}: {found.summary}"))
+        if found.remedies:
+            say(*labelled("remedy", found.remedy))
+    if is_checked and seen.known.see and not seen.found:
+        rules = ", ".join(seen.known.see)
+        say(*labelled("found", f"nothing by these rules of vfiomgr check: {rules}"))

@@ -1,0 +1,148 @@
+"""The tables of known messages, and what looks up texts in them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
+
+from vfiomgr.documents.text import parse_toml
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KERNEL = "the kernel"
+_ADDRESS = re.compile(
+    r"(?<![\w:.])(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?!\w)"
+)
+_GROUP = re.compile(r"(?i)\bgroup (\d+)\b|/dev/vfio/(\d+)\b")
+_STAMP = re.compile(r"^\[ *(\d+)\.\d+\] ?")
+"""The seconds since boot before a line of dmesg."""
+_LONGEST = 300
+"""Characters of a message that are kept."""
+
+
+class KnownMessage(Value):
+    """A message: how it is recognized, its cause and its remedy."""
+
+    name: str
+    program: str
+    """What prints it: `the kernel`, `QEMU`."""
+    patterns: tuple[str, ...]
+    """Regular expressions for its telling parts, in the case of the program."""
+    examples: tuple[str, ...]
+    """Messages as they are printed; tests look them up."""
+    meaning: str
+    remedy: str
+    see: tuple[str, ...] = ()
+    """The rules of `vfiomgr check` that find its causes on a host."""
+    severity: Literal["warning", "info"] = "warning"
+    """Of a finding about it in the kernel log."""
+
+    def matches(self, text: str) -> bool:
+        """Whether a text, in any case, is or has this message."""
+        return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
+
+
+class LoggedMessage(Value):
+    """A known message of a log."""
+
+    name: str
+    """That of the `KnownMessage`."""
+    text: str
+    """Its last line, without time stamp."""
+    address: str = ""
+    """The PCI function that it names first; empty if none."""
+    count: int = 1
+    """How often the log has it."""
+    seconds: int | None = None
+    """Seconds from boot to the last one; None without time stamps."""
+    line: int = 1
+    """The number of the last line."""
+
+
+@cache
+def known_messages() -> tuple[KnownMessage, ...]:
+    """All tables, by program and name."""
+    tables = (file for file in files(__package__).iterdir() if file.name.endswith(".toml"))
+    read = (parse_toml(file.read_text(encoding="utf-8")) for file in tables)
+    found = [
+        _message(name, program, row)
+        for t in read
+        for program, rows in t.items()
+        for name, row in rows.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (each.program, each.name)))
+
+
+@cache
+def messages_by_name() -> dict[str, KnownMessage]:
+    """All known messages by their names."""
+    return {message.name: message for message in known_messages()}
+
+
+def _message(name: str, program: str, row: dict[str, Any]) -> KnownMessage:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
+    return KnownMessage(name=name, program=program, **values)
+
+
+def explanations(text: str) -> tuple[KnownMessage, ...]:
+    """The known messages that a text has; line breaks and spaces of a copy do not matter."""
+    words = " ".join(text.split())
+    return tuple(message for message in known_messages() if message.matches(words))
+
+
+def first_address(text: str) -> str:
+    """The first PCI address in a text, in full and lower case; empty if there is none."""
+    match = _ADDRESS.search(text)
+    if match is None:
+        return ""
+    address = match[0].lower()
+    return address if address.count(":") > 1 else f"0000:{address}"
+
+
+def first_group(text: str) -> int | None:
+    """The number of the first IOMMU group in a text."""
+    match = _GROUP.search(text)
+    return None if match is None else int(match[1] or match[2])
+
+
+def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessage, ...]:
+    """The known messages of a log, each once for a PCI function, in the order of their last lines.
+
+    With `programs`, only messages of these. Each pattern is searched in the entire text, because
+    `re` finds those that begin with literal characters fast.
+    """
+    wanted = frozenset(programs)
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    found: dict[tuple[str, str], LoggedMessage] = {}
+    for message in known_messages():
+        if wanted and message.program not in wanted:
+            continue
+        for number in _line_numbers(message, text, starts):
+            end = starts[number + 1] if number + 1 < len(starts) else len(text)
+            logged = _logged(message.name, text[starts[number] : end], number + 1)
+            key = (message.name, logged.address)
+            count = found[key].count + 1 if key in found else 1
+            found[key] = replace(logged, count=count)
+    return tuple(sorted(found.values(), key=lambda each: each.line))
+
+
+def _line_numbers(message: KnownMessage, text: str, starts: list[int]) -> list[int]:
+    """The lines that have a message, from 0."""
+    places = (m.start() for pattern in message.patterns for m in re.finditer(pattern, text))
+    return sorted({bisect_right(starts, place) - 1 for place in places})
+
+
+def _logged(name: str, line: str, number: int) -> LoggedMessage:
+    stamp = _STAMP.match(line)
+    words = (line[stamp.end() :] if stamp else line).strip()
+    seconds = int(stamp[1]) if stamp else None
+    return LoggedMessage(name, words[:_LONGEST], first_address(words), 1, seconds, number)

@@ -1,0 +1,75 @@
+"""`vfiomgr explain` of error messages, with their causes on the host."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
+
+
+def test_a_message_is_explained_with_what_it_names_of_the_host(
+    run: Run, kernel: FakeKernel
+) -> None:
+    done = run("explain", "vfio-pci 0000:04:00.0: BAR 1: can't reserve [mem 0xd0000000-0xdfffffff]")
+    assert done.status == 0
+    assert "bar-reserved (message of the kernel)" in done.stdout
+    assert "0000:04:00.0" in done.stdout
+    assert "driver" in done.stdout
+    assert kernel.root
+
+
+def test_the_findings_that_can_be_its_cause_are_shown(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.put(
+        "/proc/iomem", "d0000000-dfffffff : 0000:04:00.0\n  d0000000-d02fffff : efifb\n"
+    )
+    found = run("explain", "--format", "json", "BAR 1: can't reserve [mem 0xd0000000]")
+    (item,) = json.loads(found.stdout)["items"]
+    assert item["name"] == "bar-reserved"
+    rules = {one["id"] for one in item["findings"]}
+    assert rules <= {"firmware-framebuffer"}
+
+
+def test_the_messages_of_a_log_are_explained(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    line = "vfio-pci 0000:04:00.0: not ready {}ms after FLR; waiting\n"
+    log.write_text(line.format(1023) + "other\n" + line.format(2047))
+    done = run("explain", "--log", str(log))
+    assert (done.status, "reset-timeout (message of the kernel) (2 times)" in done.stdout) == (
+        0,
+        True,
+    )
+    log.write_text("other\n")
+    done = run("explain", "--log", str(log))
+    assert (done.status, done.stderr) == (1, f"{log}: no known message in 1 line\n")
+    assert kernel.root
+
+
+def test_an_unknown_message_is_not_explained(run: Run) -> None:
+    done = run("explain", "the flux capacitor melted")
+    assert (done.status, "no known message" in done.stderr) == (1, True)
+
+
+def test_a_message_and_a_log_together_are_an_error(run: Run) -> None:
+    done = run("explain", "x y", "--log", "-")
+    assert (done.status, "contradict" in done.stderr) == (2, True)
+
+
+def test_the_check_reports_known_messages_of_the_kernel_log(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.put(
+        "/var/log/dmesg",
+        "[    9.5] vfio-pci 0000:04:00.0: not ready 1023ms after FLR; waiting\n"
+        "[   70.5] vfio-pci 0000:04:00.0: not ready 65535ms after FLR; giving up\n"
+        "[   71.5] vfio-pci 0000:99:00.0: not ready 65535ms after FLR; giving up\n",
+    )
+    found = json.loads(run("check", "--root", kernel.root, "--format", "json").stdout)["items"]
+    (one,) = (each for each in found if each["id"] == "kernel-log")
+    assert one["title"].startswith("0000:04:00.0: the device does not answer after a reset")
+    assert one["evidence"] == [
+        "kernel log, 2 times, last 70 s after boot: "  # noqa: ISC004
+        "vfio-pci 0000:04:00.0: not ready 65535ms after FLR; giving up"
+    ]
