@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr import paths
 from vfiomgr.check.model import (
+    BOUNDS,
     DeviceNode,
     Distribution,
     FirmwareFramebuffer,
@@ -26,7 +27,7 @@ from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.facts import RELEASES, has_sdbootutil, read_manager, read_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal
 
     from vfiomgr.check.model import ModuleState
@@ -123,17 +124,31 @@ def _services(tree: HostTree) -> Iterator[MemlockLimit]:
         if unit is None:
             continue
         drop_ins = configuration_files(tree, (f"{d}/{service}.d" for d in _UNITS))
-        settings = [
-            (line, file)
-            for file in (unit, *drop_ins)
-            for line in settings_of(tree, file)
-            if line.startswith("LimitMEMLOCK=")
-        ]
-        line, file = settings[-1] if settings else ("", unit)
+        settings = [(ln, file) for file in (unit, *drop_ins) for ln in settings_of(tree, file)]
+        limits = [one for one in settings if one[0].startswith("LimitMEMLOCK=")]
+        line, file = limits[-1] if limits else ("", unit)
         value = line.partition("=")[2].strip()
         if value:
             is_unlimited = all(part in _UNLIMITED for part in value.split(":"))
             yield MemlockLimit(service, kind, line, is_unlimited, file)
+        bounds = [one for one in settings if one[0].startswith(f"{BOUNDS}=")]
+        if kind == "virtualization" and not _may_raise(line for line, _ in bounds):
+            yield MemlockLimit(
+                service, kind, bounds[-1][0], is_unlimited=False, source=bounds[-1][1]
+            )
+
+
+def _may_raise(bounds: Iterable[str]) -> bool:
+    """Whether a service keeps CAP_SYS_RESOURCE: lists are added, those with `~` removed."""
+    may: bool | None = None
+    for line in bounds:
+        value = line.partition("=")[2].strip()
+        is_named = "CAP_SYS_RESOURCE" in value.strip("~").split()
+        if value.startswith("~"):
+            may = value == "~" or (may is not False and not is_named)
+        else:
+            may = bool(value) and (bool(may) or is_named)
+    return may is not False
 
 
 def _users(tree: HostTree) -> Iterator[MemlockLimit]:

@@ -82,8 +82,12 @@ class FirmwareFramebuffer(Value):
     device: PciAddress | None
 
 
+BOUNDS = "CapabilityBoundingSet"
+"""The setting of systemd without CAP_SYS_RESOURCE, with which libvirt cannot raise a limit."""
+
+
 class MemlockLimit(Value):
-    """The limit on locked memory of a service or user."""
+    """The limit on locked memory of a service or user, or what keeps a service from raising it."""
 
     subject: str
     """`containerd.service`, `user libvirt-qemu`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import add_line, command_line, install_modules, load_at_boot
+from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import isolation
 from vfiomgr.paths import (
@@ -419,15 +419,29 @@ def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
 def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report limits on locked memory; CAP_IPC_LOCK lifts them.
 
-    libvirt's system daemon raises the limit of each QEMU itself.
+    libvirt's system daemon raises the limit of each QEMU itself, with CAP_SYS_RESOURCE.
     """
     if not facts.memlock:
         return
+    free = {x.subject for x in facts.memlock if x.is_unlimited}
+    bounds = [x for x in facts.memlock if x.setting.startswith(BOUNDS) and x.subject not in free]
+    for bound in bounds:
+        yield finding(
+            "memlock",
+            "warning",
+            f"{bound.subject} cannot raise the limit on locked memory of a guest",
+            (f"{bound.setting} ({bound.source})",),
+            "VFIO locks all memory of a guest, and libvirt raises the limit of its QEMU for that, "
+            "which needs CAP_SYS_RESOURCE: QEMU fails with VFIO_MAP_DMA, -12",
+            f"write LimitMEMLOCK=infinity, or {BOUNDS}=CAP_SYS_RESOURCE (added to the others), "
+            f"into a drop-in: systemctl edit {bound.subject}; then restart it",
+        )
     tight = [x for x in facts.memlock if not x.is_unlimited and x.kind != "virtualization"]
     evidence = tuple(f"{x.subject}: {x.setting} ({x.source})" for x in tight or facts.memlock)
     why = "VFIO locks all memory of a guest, and QEMU without CAP_IPC_LOCK cannot exceed the limit"
     if not tight:
-        yield finding("memlock", "ok", "no relevant limit on locked memory", evidence, why)
+        if not bounds:
+            yield finding("memlock", "ok", "no relevant limit on locked memory", evidence, why)
         return
     drop_in = "LimitMEMLOCK=infinity in a drop-in of the service (systemctl edit SERVICE)"
     yield finding(

@@ -7,13 +7,12 @@ import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import source_of
-from vfiomgr.expressions import expression
-from vfiomgr.host.text import text_of
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.libvirt.preflight.command_line import with_arguments
+from vfiomgr.libvirt.preflight.host_files import read_files
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.paths import HostPath
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.source import HostSource
-
-
-_HOOKS = "/etc/libvirt/hooks"
-_DEEPEST = 9
-"""More than the usual qemu.d/GUEST/OPERATION/SUB-OPERATION/SCRIPT."""
-_CALL = expression(r"(?:^|[\s;&|(/])virsh\s+\S")
 
 
 def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hypervisor:
@@ -83,27 +76,9 @@ def check_domains(
     hostdevs = (h for domain in domains for h in with_arguments(domain).hostdevs)
     named = frozenset(hostdev.address for hostdev in hostdevs if hostdev.address)
     seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=named)
-    return preflight(seen, domains, hypervisor, _roms(host, domains), _hook_calls(host))
-
-
-def _hook_calls(host: HostSource) -> tuple[str, ...] | None:
-    """The lines of libvirt's hooks for guests that run virsh and wait for it: `FILE:LINE: text`.
-
-    None for a snapshot, which has no hooks.
-    """
-    if host.snapshot is not None:
-        return None
-    found: list[str] = []
-    waiting = [f"{_HOOKS}/qemu", f"{_HOOKS}/qemu.d"]
-    while waiting:
-        path = waiting.pop(0)
-        names = host.tree.children(HostPath(path)) if path.count("/") < _DEEPEST else []
-        waiting += [f"{path}/{name}" for name in names]
-        text = "" if names else text_of(host.tree, path) or ""
-        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-            if _CALL.search(line) and not line.startswith(("#", "echo ")) and line[-1] != "&":
-                found.append(f"{path}:{number}: {line}")
-    return tuple(found)
+    roms = _roms(host, domains)
+    files = None if roms is None else read_files(host.tree, roms)
+    return preflight(seen, domains, hypervisor, roms, files)
 
 
 def _roms(host: HostSource, domains: Sequence[Domain]) -> dict[str, bool] | None:

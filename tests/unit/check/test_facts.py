@@ -252,6 +252,30 @@ def test_the_last_limit_of_a_unit_counts_and_users_must_exist(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("CAP_CHOWN",), False),
+        (("CAP_CHOWN", "CAP_SYS_RESOURCE"), True),
+        (("~CAP_CHOWN",), True),
+        (("~CAP_SYS_RESOURCE",), False),
+        (("CAP_SYS_RESOURCE", "~CAP_SYS_RESOURCE CAP_CHOWN"), False),
+        (("CAP_SYS_RESOURCE", ""), False),
+        (("CAP_CHOWN", "~"), True),
+    ],
+)
+def test_a_daemon_without_the_capability_cannot_raise_limits(
+    tmp_path: Path, lines: tuple[str, ...], expected: bool
+) -> None:
+    settings = "\\n".join(f"CapabilityBoundingSet={line}" for line in lines)
+    there = f"usr/lib/systemd/system/libvirtd.service: [Service]\\n{settings}"
+    found = read(tmp_path, there).memlock
+    assert found is not None
+    assert (not found) is expected
+    other = read(tmp_path / "b", there.replace("libvirtd", "containerd")).memlock
+    assert not other, "only libvirt raises limits itself"
+
+
 def test_the_distribution_is_found_behind_its_link_with_its_tools(tmp_path: Path) -> None:
     facts = read(
         tmp_path,

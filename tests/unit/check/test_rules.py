@@ -1230,6 +1230,14 @@ def limit(kind: Any, setting: str = "LimitMEMLOCK=8M", *, is_unlimited: bool = F
         ((limit("user", "hard memlock 64"),), "info"),
         ((limit("container-runtime", is_unlimited=True),), "ok"),
         ((limit("virtualization"),), "ok"),
+        ((limit("virtualization", "CapabilityBoundingSet=CAP_CHOWN"),), "warning"),
+        (
+            (
+                limit("virtualization", "CapabilityBoundingSet=CAP_CHOWN"),
+                limit("virtualization", is_unlimited=True),
+            ),
+            "ok",
+        ),
     ],
 )
 def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None:

@@ -21,6 +21,7 @@ from vfiomgr.libvirt.model import (
     Hypervisor,
     KnownDomain,
 )
+from vfiomgr.libvirt.preflight.host_files import NO_FILES, LibvirtFiles
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
@@ -94,8 +95,8 @@ class PreflightContext(Value, dict=True):
     """The existing files among those that the domain names; None if not checked."""
     is_of_libvirt: bool = True
     """Whether libvirt starts the domain; false for a guest that a user starts."""
-    hook_calls: tuple[str, ...] | None = ()
-    """Lines of libvirt's hooks that run virsh and wait for it; None if the hooks are unknown."""
+    host_files: LibvirtFiles | None = NO_FILES
+    """What the rules use of libvirt's files on the host; None if they cannot be read."""
     blocked_reasons: tuple[str, ...] | None = None
     """Why QEMU of the running domain refuses a migration; None if it was not asked."""
 
@@ -173,6 +174,11 @@ class PreflightContext(Value, dict=True):
     def takes_functions(self) -> bool:
         """Whether it has a PCI function."""
         return any(hostdev.kind == "pci" for hostdev in self.hostdevs)
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the libvirt of a user starts it, and not the system daemon."""
+        return self.hypervisor is not None and "/session" in self.hypervisor.uri
 
     @property
     def libvirt(self) -> Version | None:

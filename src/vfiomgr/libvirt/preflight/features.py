@@ -141,7 +141,7 @@ def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
     """The requirements of iommufd besides libvirt: the kernel's node, and a QEMU that opens it."""
-    wanting = [hostdev for hostdev in context.hostdevs if hostdev.iommufd]
+    wanting = [h for h in context.hostdevs if h.iommufd and h.kind == "pci"]
     if not (wanting or context.domain.has_iommufd):
         return
     facts, lacking = context.host.readiness, []
@@ -163,6 +163,21 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
             f"{QEMU_IOMMUFD} or later; or {otherwise}",
         )
+
+
+def iommufd_mdev(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU opens a mediated device by its directory in sysfs, which needs a VFIO group."""
+    for hostdev in context.hostdevs:
+        if hostdev.kind == "mdev" and hostdev.iommufd:
+            yield finding(
+                "iommufd-mdev",
+                "warning",
+                f"mediated device {hostdev.name} cannot use iommufd",
+                (context.cite(hostdev, "iommufd='yes'"),),
+                f"{MDEV_NEEDS_GROUPS}; with validation libvirt rejects the domain",
+                f"remove <driver iommufd='yes'/> of the element in line {hostdev.line}",
+                subject=hostdev.name,
+            )
 
 
 def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
-_SESSION = "/session"
 _LOCKED = (
     'VFIO locks all guest memory: QEMU exits with "vfio_dma_map failed" or "Cannot allocate memory"'
 )
@@ -39,7 +38,7 @@ def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
     """The memory that libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless limited."""
     domain = context.domain
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
-    if limit is None:
+    if limit is None or context.is_session:
         return
     count = sum(hostdev.element != "disk" for hostdev in context.hostdevs)
     own = domain.own_mappings
@@ -68,7 +67,7 @@ def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
 def session(context: PreflightContext) -> Iterator[Diagnostic]:
     """Without CAP_SYS_RESOURCE libvirt cannot raise the limit: "cannot limit locked memory"."""
     hypervisor = context.hypervisor
-    if hypervisor is None or _SESSION not in hypervisor.uri or not context.takes_functions:
+    if hypervisor is None or not context.is_session or not context.takes_functions:
         return
     limits = context.host.readiness.memlock if context.host.readiness else None
     users = [limit for limit in limits or () if limit.kind == "user"]
@@ -89,10 +88,25 @@ def session(context: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
+def session_tuning(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Libvirt: "Memory tuning is not available in session mode" (qemuValidateDomainDef)."""
+    limit, line = context.domain.memory.hard_limit_bytes, context.domain.line("memtune/hard_limit")
+    if limit is not None and context.hypervisor is not None and context.is_session:
+        yield finding(
+            "session-memtune",
+            "blocker",
+            "a libvirt session rejects a domain with <hard_limit>",
+            (f"{context.at(line)}: <hard_limit>", f"{context.hypervisor.uri}: a session"),
+            "libvirt sets limits of memory through control groups, which a session cannot use",
+            f"remove <memtune> in line {line}; LimitMEMLOCK of the service or the memlock limit of "
+            "the user decides how much QEMU may lock",
+        )
+
+
 def session_managed(context: PreflightContext) -> Iterator[Diagnostic]:
     """A session's daemon may not write to a driver's bind and unbind."""
     hypervisor = context.hypervisor
-    if hypervisor is None or _SESSION not in hypervisor.uri:
+    if hypervisor is None or not context.is_session:
         return
     for taken in context.waiting:
         if taken.hostdev.managed:

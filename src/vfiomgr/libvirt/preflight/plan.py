@@ -21,6 +21,7 @@ from vfiomgr.libvirt.preflight import (
     command_line,
     drivers,
     features,
+    host_files,
     memory,
     pci_addresses,
     platform,
@@ -32,6 +33,7 @@ from vfiomgr.libvirt.preflight import (
 from vfiomgr.libvirt.preflight.confidential import NAMES as OF_CONFIDENTIAL
 from vfiomgr.libvirt.preflight.confidential import confidential
 from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
+from vfiomgr.libvirt.preflight.host_files import NO_FILES
 from vfiomgr.rules.runner import Report, RuleSet, register, rule
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestPlan, GuestRequest
     from vfiomgr.libvirt.model import Hypervisor
+    from vfiomgr.libvirt.preflight.host_files import LibvirtFiles
     from vfiomgr.snapshot.model import HostSnapshot
 
 _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})
@@ -74,7 +77,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
     if not context.hostdevs:
         return
     host = context.host
-    read = {"hooks of libvirt": context.hook_calls, "limits on locked memory": host.readiness}
+    read = {"hooks of libvirt": context.host_files, "limits on locked memory": host.readiness}
     yield from (f"{what}: not in the snapshot" for what, facts in read.items() if facts is None)
     if not context.domain.is_x86:
         yield (
@@ -162,6 +165,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(platform.emulated_bits, "address-bits-beyond-host"),
             rule(platform.too_many_cpus, "too-many-cpus"),
             rule(memory.hard_limit, "hard-limit-too-low"),
+            rule(memory.session_tuning, "session-memtune"),
             rule(memory.session, "session-memory-limit"),
             rule(memory.session_managed, "session-managed"),
             rule(memory.hugepages, "hugepages-too-few"),
@@ -177,6 +181,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(features.unknown_iommu, "iommu-model-unknown"),
             rule(features.old_backend, "old-backend"),
             rule(features.iommufd, "iommufd-missing"),
+            rule(features.iommufd_mdev, "iommufd-mdev"),
             rule(features.iommufd_group, "iommufd-fdgroup-off", "iommufd-fdgroup"),
             rule(features.missing_groups, "vfio-groups-missing"),
             rule(features.groups, "iommufd-possible"),
@@ -184,7 +189,10 @@ RULES: RuleSet[PreflightContext] = register(
             rule(settings.mac_addresses, "teaming-mac"),
             rule(features.driver_model, "driver-model-missing"),
             rule(settings.boot_order, "boot-order-twice"),
-            rule(settings.hook_calls, "hook-runs-virsh"),
+            rule(host_files.hook_calls, "hook-runs-virsh"),
+            rule(host_files.hooks_not_run, "hook-not-executable"),
+            rule(host_files.hook_devices, "hook-device"),
+            rule(host_files.rom_denied, "rom-apparmor"),
             rule(settings.rom_file, "rom-relative", "rom-missing"),
             rule(settings.nvlink, "fabric-divided", "fabric-partition"),
             rule(settings.code_43, "code-43"),
@@ -200,18 +208,18 @@ def preflight(
     domains: Iterable[Domain],
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
-    hook_calls: tuple[str, ...] | None = (),
+    host_files: LibvirtFiles | None = NO_FILES,
 ) -> tuple[Report, ...]:
     """All findings about the next start of each domain on a host, blockers first.
 
     `hypervisor` is what libvirt reports, and `files` the existing files among those that the
-    domains name; None if not checked. `hook_calls` are lines of hooks that run virsh; None
-    if the hooks are unknown.
+    domains name; None if not checked. `host_files` is what the host's files of libvirt show; None
+    if they cannot be read.
     """
     claims = claims_of(hypervisor)
     read = map(command_line.with_arguments, domains)
     return tuple(
-        _judge(PreflightContext(host, d, claims, hypervisor, files, hook_calls=hook_calls))
+        _judge(PreflightContext(host, d, claims, hypervisor, files, host_files=host_files))
         for d in read
     )
 

@@ -40,13 +40,15 @@ if TYPE_CHECKING:
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
-OF_THE_HOST = ("iommu", "interrupt-remapping", "vfio-pci", "iommu-backend")
-"""Rules of `vfiomgr check` whose problems prevent passthrough of all functions."""
+OF_THE_HOST = ("iommu", "interrupt-remapping", "vfio-pci", "iommu-backend", "memlock")
+"""Rules of `vfiomgr check` whose problems prevent passthrough of all functions; the last one is
+only for guests of libvirt."""
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:
     """Findings of `vfiomgr check` that prevent passthrough of all functions."""
-    for each in RULES.named(*OF_THE_HOST) if context.takes_functions else ():
+    names = OF_THE_HOST if context.is_of_libvirt else OF_THE_HOST[:-1]
+    for each in RULES.named(*names) if context.takes_functions else ():
         for found in each.find(context.host):
             if found.severity not in ("ok", "info"):
                 yield found
@@ -340,16 +342,15 @@ def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
     if context.domain.firmware != "efi":
         return _wider(context, needed * 2) or fewer
     width, vendor = context.host.kernel.cpu_address_bits, context.host.kernel.cpu_vendor
-    if width is not None and needed <= ovmf_window(width, vendor):
-        wider = _wider(context, needed)
-        if wider:
-            return wider
+    is_enough = width is not None and needed <= ovmf_window(width, vendor)
+    wider = _wider(context, needed) if is_enough else ""
+    wider = f"{wider}, with OVMF 2022.11 or later; or " if wider else ""
     try:
         fitting = fitting_window(needed, bits, lambda _: _end_of_memory(context, DEFAULT_WINDOW))
     except NoRoom:
-        return _wider(context, needed * 2) or fewer
+        return wider.removesuffix("; or ") or _wider(context, needed * 2) or fewer
     name = f"name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}"
-    return context.fix(
+    return wider + context.fix(
         "write <qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
         f"value='{name}'/> (and xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0')",
         f"add -fw_cfg {name}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from vfiomgr.check.driver_rules import gpus
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.passthrough import guards, isolation
@@ -31,13 +33,27 @@ def missing(context: PreflightContext) -> Iterator[Diagnostic]:
             "device-missing",
             "blocker",
             f"no such PCI device: {hostdev.name}",
-            (context.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} does not exist"),
+            (
+                context.cite(hostdev),
+                f"{PCI_DEVICES}/{hostdev.name} does not exist",
+                *_gpus_elsewhere(context, hostdev),
+            ),
             "QEMU cannot open the device and does not start",
             f"{_functions_to_make(context, hostdev)}correct the address (vfiomgr list --all "
             "shows them; they may change with the installed cards), or remove the device: "
             f"{context.removal(hostdev)}",
             subject=hostdev.name,
         )
+
+
+def _gpus_elsewhere(context: PreflightContext, hostdev: DomainHostdev) -> Iterator[str]:
+    """The GPUs that the domain does not name: one of them may have had the address."""
+    if hostdev.address is not None and hostdev.address.function == 0:
+        others = (d for d in gpus(context.host) if d.address not in context.addresses)
+        yield from (f"{d} is a GPU that the domain does not name" for d in islice(others, _SHOWN))
+
+
+_SHOWN = 4
 
 
 def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str:

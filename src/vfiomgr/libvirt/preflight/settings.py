@@ -171,25 +171,6 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
-def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:
-    """docs/hooks.rst of libvirt: a hook must not call libvirt, "a deadlock is likely to occur"."""
-    calls = []
-    for call in context.hook_calls or ():
-        guest, _, script = call.rpartition("/qemu.d/")[2].partition("/")
-        if "/qemu.d/" not in call or not script or guest == context.domain.name:
-            calls.append(call)
-    if calls:
-        yield finding(
-            "hook-runs-virsh",
-            "warning",
-            "a hook of libvirt runs virsh, which can block libvirtd for ever",
-            tuple(calls),
-            "libvirt waits for the hook before it answers",
-            "remove these lines: libvirt itself detaches devices with managed='yes'; bind those "
-            "with managed='no' before the start (vfiomgr bind)",
-        )
-
-
 def missing_token(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU cannot open such a function (EACCES)."""
     for taken in context.seen:

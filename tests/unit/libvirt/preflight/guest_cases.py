@@ -58,6 +58,7 @@ BEFORE_EIM = libvirt(libvirt=Version(10, 9))
 NO_GROUPS = VfioState(has_groups=False, has_cdevs=True)
 WITH_GROUP = xml(before=NUMA + "<iommufd enabled='yes' fdgroup='iommu'/>")
 
+LIMITED = "<memtune><hard_limit unit='GiB'>20</hard_limit></memtune>"
 CASES = [
     Case(
         "device-without-cell",
@@ -316,7 +317,8 @@ CASES = [
             xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>"),
             host(replace(GPU, bars=bar(128))),
         ),
-        "<maxphysaddr mode='passthrough'/>",
+        "<maxphysaddr mode='passthrough'/> into <cpu> (the host has 46), with OVMF 2022.11 or later; "
+        "or write <qemu:commandline>",
         "128 GiB of 64-bit BARs",
         Side(
             xml(
@@ -444,6 +446,27 @@ CASES = [
         "CONFIG_IOMMUFD",
         "/dev/iommu does not exist",
         Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
+    ),
+    Case(
+        "iommufd-mdev",
+        "warning",
+        Side(
+            xml(
+                MDEV_ELEMENT.replace("<source>", "<driver iommufd='yes'/><source>"),
+                before=NUMA + "<!-- iommufd -->",
+            )
+        ),
+        "remove <driver iommufd='yes'/> of the element in line",
+        "iommufd='yes'",
+        Side(xml(MDEV_ELEMENT)),
+    ),
+    Case(
+        "session-memtune",
+        "blocker",
+        Side(xml(MDEV_ELEMENT, before=f"{NUMA}{LIMITED}"), libvirt=libvirt(uri="qemu:///session")),
+        "remove <memtune> in line 4; LimitMEMLOCK",
+        "qemu:///session: a session",
+        Side(xml(MDEV_ELEMENT), libvirt=libvirt(uri="qemu:///session")),
     ),
     Case(
         "iommufd-fdgroup-off",

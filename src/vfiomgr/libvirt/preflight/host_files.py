@@ -1,0 +1,231 @@
+"""Rules about libvirt's files on the host: its hooks, and what AppArmor lets QEMU read."""
+
+from __future__ import annotations
+
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
+from vfiomgr.host.text import settings_of, text_of
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import PCI_DEVICES, HostPath
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value, values_by_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+
+_HOOKS = "/etc/libvirt/hooks"
+_DEEPEST = 9
+"""More than the usual qemu.d/GUEST/OPERATION/SUB-OPERATION/SCRIPT."""
+_CALL = expression(r"(?:^|[\s;&|(/])virsh\s+\S")
+_NODE_DEVICE = expression(r"\bpci_([0-9a-f]{4})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])\b")
+"""libvirt's name of a PCI function, for virsh nodedev-detach."""
+
+
+class LibvirtFiles(Value):
+    """What the rules use of libvirt's files. Lines of hooks are `FILE:LINE: text`."""
+
+    hook_calls: tuple[str, ...] = ()
+    """Lines of hooks for guests that run virsh and wait for it."""
+    hooks_not_run: tuple[str, ...] = ()
+    """Scripts of hooks for guests that nobody may execute."""
+    hook_devices: tuple[tuple[PciAddress, str], ...] = ()
+    """The functions that hooks name in libvirt's way, and the lines."""
+    denied: tuple[str, ...] = ()
+    """Files of the domains that AppArmor does not let QEMU read."""
+    free_place: str = ""
+    """A directory for ROM files that AppArmor lets QEMU read; empty if unknown."""
+
+
+NO_FILES = LibvirtFiles()
+"""A host without any, or a guest that libvirt does not start."""
+
+
+def read_files(tree: HostTree, roms: Iterable[str]) -> LibvirtFiles:
+    """Read the hooks, and which of these ROM files AppArmor denies."""
+    calls, stopped, devices = list[str](), list[str](), list[tuple[PciAddress, str]]()
+    for path in _scripts(tree):
+        text = text_of(tree, path) or ""
+        is_of_guests = path == f"{_HOOKS}/qemu" or path.startswith(f"{_HOOKS}/qemu.d/")
+        status = tree.status(HostPath(path))
+        if is_of_guests and text.startswith("#!") and status and not status.st_mode & 0o111:
+            stopped.append(f"{path}: mode {stat.S_IMODE(status.st_mode):04o}")
+        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+            if not line or line.startswith(("#", "echo ")):
+                continue
+            shown = f"{path}:{number}: {line}"
+            for found in _NODE_DEVICE.finditer(line):
+                devices.append((PciAddress.parse("{}:{}:{}.{}".format(*found.groups())), shown))
+            if is_of_guests and _CALL.search(line) and line[-1] != "&":
+                calls.append(shown)
+    rules = _readable(tree)
+    denied = [] if rules is None else [rom for rom in roms if not rules.fullmatch(rom)]
+    is_free = rules is not None and rules.fullmatch(f"{_FREE}/gpu.rom")
+    return LibvirtFiles(
+        tuple(calls), tuple(stopped), tuple(devices), tuple(denied), _FREE if is_free else ""
+    )
+
+
+def _scripts(tree: HostTree) -> Iterator[str]:
+    waiting = [_HOOKS]
+    while waiting:
+        path = waiting.pop(0)
+        names = tree.children(HostPath(path)) if path.count("/") < _DEEPEST else []
+        waiting += [f"{path}/{name}" for name in names]
+        if not names:
+            yield path
+
+
+_SECURITY = "/sys/kernel/security/apparmor/profiles"
+_DAEMONS = ("libvirtd", "virtqemud")
+_PROFILES = "/etc/apparmor.d"
+_QEMU = "abstractions/libvirt-qemu"
+_INCLUDE = expression(r"^[ \t]*#?include (?:if exists )?<([^>\n]+)>", re.MULTILINE)
+_RULE = expression(
+    r'^[ \t]*(?:(?:audit|allow|owner|file) )*"?([/@][^"\s]*)"?[ \t]+(\w+)', re.MULTILINE
+)
+_PART = expression(r"\*\*|\*|\?|@\{\w+\}|\[[^]]*\]|[{},]|.")
+_PATTERNS = {"**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
+_FREE = "/usr/share/vgabios"
+
+
+def _readable(tree: HostTree) -> re.Pattern[str] | None:
+    """The paths that QEMU of any domain may read (apparmor.d(5)); None without that confinement.
+
+    libvirt chooses AppArmor if its own profile is enforced (AppArmorSecurityManagerProbe), and
+    virt-aa-helper adds the disks of a domain to its profile, but no ROM. A rule that is not
+    understood allows more than it should.
+    """
+    confined = (line.split() for line in (text_of(tree, _SECURITY) or "").splitlines())
+    is_enforced = any(
+        words[0].rpartition("/")[2] in _DAEMONS and words[-1] == "(enforce)"
+        for words in confined
+        if words
+    )
+    settings = list(settings_of(tree, "/etc/libvirt/qemu.conf"))
+    is_other = any(
+        (line.startswith("security_driver") and "apparmor" not in line)
+        or line.replace(" ", "") == "security_default_confined=0"
+        for line in settings
+    )
+    text = "\n".join(_included(tree, _QEMU, set()))
+    if not is_enforced or is_other or not text:
+        return None
+    globs = [path for path, permissions in _RULE.findall(text) if "r" in permissions]
+    return re.compile("|".join(map(_pattern, globs)))
+
+
+def _included(tree: HostTree, name: str, seen: set[str]) -> Iterator[str]:
+    """The texts of a file below apparmor.d, or of those in a directory, with what they include."""
+    seen.add(name)
+    names = tree.children(HostPath(f"{_PROFILES}/{name}"))
+    text = "" if names else text_of(tree, f"{_PROFILES}/{name}") or ""
+    yield text
+    for each in (*(f"{name}/{one}" for one in names), *_INCLUDE.findall(text)):
+        if each not in seen:
+            yield from _included(tree, each, seen)
+
+
+def _pattern(glob: str) -> str:
+    def part(found: re.Match[str]) -> str:
+        text = found[0]
+        if text[0] in "@[":
+            return ".*"
+        return _PATTERNS.get(text) or re.escape(text)
+
+    is_balanced = glob.count("{") == glob.count("}")
+    return _PART.sub(part, glob) if is_balanced else ".*"
+
+
+def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "failed to find romfile", although the file exists."""
+    known = context.host_files or NO_FILES
+    for hostdev in context.domain.hostdevs if context.domain.is_confined else ():
+        path = hostdev.rom_file
+        if path is None or path not in known.denied:
+            continue
+        move = f"move it to {known.free_place}, or " if known.free_place else ""
+        yield finding(
+            "rom-apparmor",
+            "warning",
+            f"AppArmor does not let QEMU read the ROM of {hostdev.name}: {path}",
+            (
+                context.cite(hostdev, f"<rom file='{path}'>"),
+                f"{_PROFILES}/{_QEMU}: no rule for this path, with what it includes",
+            ),
+            "libvirt adds the disks of a domain to its profile, but no ROM: QEMU exits with "
+            '"failed to find romfile"',
+            f"{move}add the line `{path} r,` to {_PROFILES}/local/{_QEMU} if {_QEMU} includes it, "
+            f"otherwise to {_PROFILES}/{_QEMU}",
+            subject=hostdev.name,
+        )
+
+
+def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:
+    """docs/hooks.rst of libvirt: a hook must not call libvirt, "a deadlock is likely to occur"."""
+    calls = _of_domain(context, (context.host_files or NO_FILES).hook_calls)
+    if calls:
+        yield finding(
+            "hook-runs-virsh",
+            "warning",
+            "a hook of libvirt runs virsh, which can block libvirtd for ever",
+            calls,
+            "libvirt waits for the hook before it answers",
+            "remove these lines: libvirt itself detaches devices with managed='yes'; bind those "
+            "with managed='no' before the start (vfiomgr bind)",
+        )
+
+
+def hooks_not_run(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Libvirt skips such a file with a line in its log (virHookCheck), as usual scripts do."""
+    scripts = _of_domain(context, (context.host_files or NO_FILES).hooks_not_run)
+    if scripts:
+        yield finding(
+            "hook-not-executable",
+            "warning",
+            "a hook of libvirt is not executable",
+            scripts,
+            "libvirt skips it without an error",
+            f"chmod 755 {' '.join(text.rpartition(':')[0] for text in scripts)}; then restart "
+            "libvirtd or virtqemud, which look for hooks when they start",
+        )
+
+
+def hook_devices(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A script detaches what it names, without a check."""
+    known = context.host_files or NO_FILES
+    for address, lines in values_by_key(known.hook_devices).items():
+        places, device = _of_domain(context, lines), context.host.device_named(str(address))
+        if not places:
+            continue
+        if device is None:
+            missing = f"{PCI_DEVICES}/{address} does not exist"
+            title = f"a hook of libvirt names a device that does not exist: {address}"
+            why = "addresses change with the installed cards"
+            fix = "correct the address (vfiomgr list --all)"
+            yield finding("hook-device", "warning", title, (*places, missing), why, fix)
+            continue
+        checks = (guards.bridge, guards.chipset, guards.host_data)
+        found = (one for check in checks for one in check(context.host, device))
+        reason = next((one for one in found if one.rule != guards.UNKNOWN), None)
+        if reason is not None:
+            title = f"a hook of libvirt names a device that stays with the host: {reason.summary}"
+            why = "the script detaches it from the host without a safety check"
+            fix = "remove the device from the hook"
+            yield finding("hook-device", "warning", title, places, why, fix, subject=device)
+
+
+def _of_domain(context: PreflightContext, lines: Iterable[str]) -> tuple[str, ...]:
+    """The lines of hooks that run for this domain: not of scripts of others, by the directory."""
+    found = []
+    for line in lines:
+        guest, _, script = line.partition(":")[0].rpartition("/qemu.d/")[2].partition("/")
+        if "/qemu.d/" not in line or not script or guest == context.domain.name:
+            found.append(line)
+    return tuple(found)

@@ -1,0 +1,135 @@
+"""Libvirt's files on the host: hooks that do not run, devices in hooks, ROMs and AppArmor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.host_files import tree_of
+from tests.unit.libvirt.preflight.situations import (
+    GPU,
+    domain,
+    found,
+    function,
+    host,
+    libvirt,
+    pci_element,
+    xml,
+)
+from vfiomgr.libvirt.preflight.host_files import read_files
+from vfiomgr.libvirt.preflight.plan import preflight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.libvirt.preflight.host_files import LibvirtFiles
+    from vfiomgr.rules.runner import Report
+
+ROM = "/roms/gpu.rom"
+BRIDGE = function("0000:00:01.0", class_code="060400", driver="pcieport", header_type=1)
+CONFINED = """
+    sys/kernel/security/apparmor/profiles: /usr/sbin/cups (enforce)\\nlibvirtd (enforce)
+    etc/apparmor.d/abstractions/libvirt-qemu: #include <abstractions/base>\\n /usr/share/{q,vga}*/** rk,
+"""
+
+
+def judge(files: LibvirtFiles, text: str | None = None) -> Report:
+    """What is found of a domain with these files."""
+    (report,) = preflight(host(BRIDGE), [domain(text)], libvirt(), {}, files)
+    return report
+
+
+def with_rom(rest: str = "") -> str:
+    """A domain whose GPU has a ROM file."""
+    return xml(pci_element(str(GPU.address), rest=f"<rom file='{ROM}'/>") + rest)
+
+
+def denied(root: Path, *more: str, text: str = CONFINED) -> bool:
+    """Whether AppArmor denies the ROM."""
+    return read_files(tree_of(root, "\n".join((text, *more))), [ROM]).denied == (ROM,)
+
+
+def test_a_rom_outside_of_the_profile_is_found_with_its_remedies(tmp_path: Path) -> None:
+    files = read_files(tree_of(tmp_path, CONFINED), [ROM, "/usr/share/vgabios/a/b.rom"])
+    assert files.denied == (ROM,)
+    finding = found(judge(files, with_rom()), "rom-apparmor")
+    assert finding is not None
+    assert "move it to /usr/share/vgabios, or add the line `/roms/gpu.rom r,`" in finding.remedy
+    unconfined = with_rom().replace("</devices>", "</devices><seclabel type='none'/>")
+    assert found(judge(files, unconfined), "rom-apparmor") is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "etc/apparmor.d/abstractions/base: owner /roms/*.rom r,",
+        "etc/apparmor.d/abstractions/base: include if exists <x.d>\n"
+        'etc/apparmor.d/x.d/mine: audit "/roms/**" rw,',
+        "etc/apparmor.d/abstractions/base: @{ROMS}/gpu.rom r,",
+        "etc/apparmor.d/abstractions/base: /{rom,roms/[a-z]pu.rom r,",
+        'etc/libvirt/qemu.conf: security_driver = "none"',
+        "etc/libvirt/qemu.conf: security_default_confined=0",
+    ],
+)
+def test_allowed_included_not_understood_or_not_confined_is_silent(
+    tmp_path: Path, more: str
+) -> None:
+    assert not denied(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "etc/apparmor.d/abstractions/base: deny /roms/** r,\\n# /roms/** r,\\n/roms/*.rom w,",
+        "etc/apparmor.d/local/abstractions/libvirt-qemu: /roms/** r,",
+        'etc/libvirt/qemu.conf: security_driver = [ "selinux", "apparmor" ]',
+    ],
+)
+def test_what_does_not_allow_it_or_is_not_included_changes_nothing(
+    tmp_path: Path, more: str
+) -> None:
+    assert denied(tmp_path, more)
+
+
+def test_a_profile_that_cannot_be_read_or_only_complains_denies_nothing(tmp_path: Path) -> None:
+    assert not denied(tmp_path / "a", text=CONFINED.replace("libvirtd (enforce)", "libvirtd"))
+    assert not denied(tmp_path / "b", text=CONFINED.partition("etc/")[0])
+
+
+def hooks(root: Path, text: str, mode: int = 0o755) -> LibvirtFiles:
+    """The files of a host with one hook."""
+    tree = tree_of(root, f"etc/libvirt/hooks/qemu.d/win/prepare/begin/a.sh: {text}")
+    (root / "etc/libvirt/hooks/qemu.d/win/prepare/begin/a.sh").chmod(mode)
+    return read_files(tree, [])
+
+
+def test_a_hook_that_nobody_may_execute_is_found(tmp_path: Path) -> None:
+    finding = found(judge(hooks(tmp_path, "#!/bin/sh", 0o644)), "hook-not-executable")
+    assert finding is not None
+    script = "/etc/libvirt/hooks/qemu.d/win/prepare/begin/a.sh"
+    assert finding.evidence == (f"{script}: mode 0644",)
+    assert f"chmod 755 {script};" in finding.remedy
+    for text, mode in (("#!/bin/sh", 0o744), ("A=1", 0o644)):
+        assert found(judge(hooks(tmp_path, text, mode)), "hook-not-executable") is None
+    other = xml(name="linux")
+    assert found(judge(hooks(tmp_path, "#!/bin/sh", 0o644), other), "hook-not-executable") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pci_0000_77_00_0", "names a device that does not exist: 0000:77:00.0"),
+        ("pci_0000_00_01_0", "stays with the host: 0000:00:01.0"),
+        ("pci_0000_01_00_0", None),
+        ("0000:00:01.0", None),
+    ],
+)
+def test_devices_of_hooks_are_those_that_may_be_detached(
+    tmp_path: Path, name: str, words: str | None
+) -> None:
+    finding = found(judge(hooks(tmp_path, f"GPU={name}")), "hook-device")
+    assert (words is None) is (finding is None)
+    if finding is not None:
+        assert str(words) in finding.summary
+        assert finding.evidence[0].endswith(f"/a.sh:1: GPU={name}")
