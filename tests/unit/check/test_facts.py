@@ -265,7 +265,9 @@ def test_the_last_limit_of_a_unit_counts_and_users_must_exist(tmp_path: Path) ->
     ],
 )
 def test_a_daemon_without_the_capability_cannot_raise_limits(
-    tmp_path: Path, lines: tuple[str, ...], expected: bool
+    tmp_path: Path,
+    lines: tuple[str, ...],
+    expected: bool,  # noqa: FBT001
 ) -> None:
     settings = "\\n".join(f"CapabilityBoundingSet={line}" for line in lines)
     there = f"usr/lib/systemd/system/libvirtd.service: [Service]\\n{settings}"

@@ -317,8 +317,8 @@ CASES = [
             xml(firmware=" firmware='efi'", cpu="<cpu mode='host-model'/>"),
             host(replace(GPU, bars=bar(128))),
         ),
-        "<maxphysaddr mode='passthrough'/> into <cpu> (the host has 46), with OVMF 2022.11 or later; "
-        "or write <qemu:commandline>",
+        "<maxphysaddr mode='passthrough'/> into <cpu> (the host has 46), with OVMF 2022.11 or "
+        "later; or write <qemu:commandline>",
         "128 GiB of 64-bit BARs",
         Side(
             xml(

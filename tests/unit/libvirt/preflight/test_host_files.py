@@ -30,8 +30,14 @@ ROM = "/roms/gpu.rom"
 BRIDGE = function("0000:00:01.0", class_code="060400", driver="pcieport", header_type=1)
 CONFINED = """
     sys/kernel/security/apparmor/profiles: /usr/sbin/cups (enforce)\\nlibvirtd (enforce)
-    etc/apparmor.d/abstractions/libvirt-qemu: #include <abstractions/base>\\n /usr/share/{q,vga}*/** rk,
+    etc/apparmor.d/abstractions/libvirt-qemu: #include <abstractions/base>\\n/usr/share/{q,v}*/** r,
 """
+
+
+INCLUDED = (
+    "etc/apparmor.d/abstractions/base: include if exists <x.d>\n"
+    'etc/apparmor.d/x.d/mine: audit "/roms/**" rw,'
+)
 
 
 def judge(files: LibvirtFiles, text: str | None = None) -> Report:
@@ -64,8 +70,7 @@ def test_a_rom_outside_of_the_profile_is_found_with_its_remedies(tmp_path: Path)
     "more",
     [
         "etc/apparmor.d/abstractions/base: owner /roms/*.rom r,",
-        "etc/apparmor.d/abstractions/base: include if exists <x.d>\n"
-        'etc/apparmor.d/x.d/mine: audit "/roms/**" rw,',
+        INCLUDED,
         "etc/apparmor.d/abstractions/base: @{ROMS}/gpu.rom r,",
         "etc/apparmor.d/abstractions/base: /{rom,roms/[a-z]pu.rom r,",
         'etc/libvirt/qemu.conf: security_driver = "none"',
