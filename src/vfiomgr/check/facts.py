@@ -20,7 +20,7 @@ from vfiomgr.check.model import (
 from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
-from vfiomgr.messages.known import KERNEL, find_messages
+from vfiomgr.messages.known import KERNEL, NVIDIA, find_messages
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.facts import firmware_ranges
 from vfiomgr.pci.model import pci_device
@@ -415,7 +415,7 @@ def read_kernel_log(tree: HostTree) -> tuple[LoggedMessage, ...] | None:
     has it in /var/log/dmesg, which on a machine may be of another boot.
     """
     text = tree.run(("dmesg",)) if tree.runs_programs else text_of(tree, _RECORDED_LOG)
-    return None if text is None else find_messages(text, (KERNEL,))[-_MOST_LOGGED:]
+    return None if text is None else find_messages(text, (KERNEL, NVIDIA))[-_MOST_LOGGED:]
 
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:

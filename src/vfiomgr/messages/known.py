@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KERNEL = "the kernel"
+NVIDIA = "NVIDIA's drivers"
 _ADDRESS = re.compile(
     r"(?<![\w:.])(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?!\w)"
 )
@@ -41,8 +42,8 @@ class KnownMessage(Value):
     remedy: str
     see: tuple[str, ...] = ()
     """The rules of `vfiomgr check` that find its causes on a host."""
-    severity: Literal["warning", "info"] = "warning"
-    """Of a finding about it in the kernel log."""
+    severity: Literal["warning", "info", "ok"] = "warning"
+    """Of a finding about it in a log; `ok` is harmless and causes none."""
 
     def matches(self, text: str) -> bool:
         """Whether a text, in any case, is or has this message."""
@@ -117,14 +118,14 @@ def first_group(text: str) -> int | None:
 def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessage, ...]:
     """The known messages of a log, each once for a PCI function, in the order of their last lines.
 
-    With `programs`, only messages of these. Each pattern is searched in the entire text, because
+    With `programs`, only messages of these, and no harmless ones. Each pattern is searched in the entire text, because
     `re` finds those that begin with literal characters fast.
     """
     wanted = frozenset(programs)
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     found: dict[tuple[str, str], LoggedMessage] = {}
     for message in known_messages():
-        if wanted and message.program not in wanted:
+        if wanted and (message.program not in wanted or message.severity == "ok"):
             continue
         for number in _line_numbers(message, text, starts):
             end = starts[number + 1] if number + 1 < len(starts) else len(text)

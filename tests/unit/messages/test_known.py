@@ -7,6 +7,7 @@ import pytest
 from vfiomgr.check.plan import RULES
 from vfiomgr.messages.known import (
     KERNEL,
+    NVIDIA,
     KnownMessage,
     explanations,
     find_messages,
@@ -16,6 +17,54 @@ from vfiomgr.messages.known import (
 )
 from vfiomgr.rules.runner import all_texts
 
+_ORDINARY = """\
+DMAR: IOMMU enabled
+DMAR: Host address width 39
+DMAR: RMRR base: 0x0000004c000000 end: 0x000000507fffff
+DMAR-IR: Enabled IRQ remapping in x2apic mode
+DMAR: No ATSR found
+AMD-Vi: Interrupt remapping enabled
+AMD-Vi: AMD IOMMUv2 functionality not available on this system - This is not a bug.
+pci 0000:00:1c.0: BAR 13: no space for [io  size 0x1000]
+pci 0000:00:1c.0: BAR 15: failed to assign [mem size 0x00200000 64bit pref]
+pci 0000:00:1c.0: bridge window [mem size 0x00200000 64bit pref]: can't assign; no space
+pci 0000:01:00.0: ROM [mem 0xfff80000-0xffffffff pref]: failed to assign
+pci 0000:01:00.0: VF BAR 0 [mem 0x383fff000000-0x383fffffffff 64bit pref]: contains BAR 0 for 64 VFs
+pci 0000:00:00.2: can't derive routing for PCI INT A
+pci 0000:01:00.0: vgaarb: setting as boot VGA device
+pcieport 0000:00:01.0: AER: enabled with IRQ 122
+pcieport 0000:00:01.0: DPC: enabled with IRQ 122
+i915 0000:00:02.0: vgaarb: VGA decodes changed: olddecodes=io+mem,decodes=io+mem:owns=io+mem
+VFIO - User Level meta-driver version: 0.3
+vfio_pci: add [10de:1b81[ffffffff:ffffffff]] class 0x000000/00000000
+vfio-pci 0000:01:00.0: enabling device (0000 -> 0003)
+vfio-pci 0000:01:00.0: resetting
+vfio-pci 0000:01:00.0: reset done
+vfio-pci 0000:01:00.0: ready 1023ms after FLR
+x86/split lock detection: #AC: crashing the kernel on kernel split_locks and warning on user-space
+kvm_amd: Nested Virtualization enabled
+L1TF CPU bug present and SMT on, data leak possible. See CVE-2018-3646 and
+Lockdown: systemd-logind: hibernation is restricted; see man kernel_lockdown.7
+nvidia: loading out-of-tree module taints kernel.
+nvidia: module verification failed: signature and/or required key missing - tainting kernel
+NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.144.03  Mon Dec 30 17:44:08 UTC 2024
+nvidia-modeset: Loading NVIDIA Kernel Mode Setting Driver for UNIX platforms  550.144.03
+nvidia 0000:01:00.0: vgaarb: VGA decodes changed: olddecodes=none,decodes=none:owns=io+mem
+[nvidia-vgpu-vfio] 38512783-4893-47f7-9179-b0594167e86b: vGPU migration disabled
+amdgpu 0000:03:00.0: amdgpu: Fetched VBIOS from ROM BAR
+amdgpu 0000:03:00.0: amdgpu: SMU driver if version not matched
+snd_hda_intel 0000:01:00.1: Disabling MSI
+snd_hda_intel 0000:01:00.1: Handle vga_switcheroo audio client
+xhci_hcd 0000:0c:00.3: xHCI Host Controller
+xe 0000:03:00.0: [drm] PF: Enabled 4 of 4 VFs
+nvme nvme0: 16/0/0 default/read/poll queues
+HugeTLB: registered 1.00 GiB page size, pre-allocated 32 pages
+2026-01-02 10:11:12.131+0000: starting up libvirt version: 11.3.0, qemu version: 10.0.2
+char device redirected to /dev/pts/1 (label charserial0)
+2026-01-02T10:12:12.131415Z qemu-system-x86_64: terminating on signal 15 from pid 913 (libvirtd)
+2026-01-02 10:12:12.331+0000: shutting down, reason=shutdown
+"""
+"""Lines of hosts and guests without a problem."""
 _EXAMPLES = [(each, text) for each in known_messages() for text in each.examples]
 
 
@@ -43,7 +92,7 @@ def test_causes_are_rules_of_the_check_of_a_host() -> None:
 
 def test_a_message_of_the_kernel_becomes_part_of_a_finding() -> None:
     for each in known_messages():
-        if each.program == KERNEL:
+        if each.program in {KERNEL, NVIDIA}:
             assert each.meaning.count(". ") == 0, f"{each.name}: more than one sentence"
 
 
@@ -59,6 +108,16 @@ def test_a_log_has_each_message_once_for_a_function_with_its_last_line() -> None
     assert first.text == "vfio-pci 0000:01:00.0: not ready 65535ms after FLR; giving up"
     assert (second.address, second.count, second.seconds) == ("0000:02:00.0", 1, None)
     assert find_messages(log, ("QEMU",)) == ()
+
+
+def test_a_harmless_message_is_explained_and_causes_no_finding() -> None:
+    log = "vfio-pci 0000:01:00.0: vfio_ecap_init: hiding ecap 0x19@0x900"
+    assert [each.name for each in explanations(log)] == ["hidden-capability"]
+    assert find_messages(log, (KERNEL,)) == ()
+
+
+def test_an_ordinary_log_has_no_known_message() -> None:
+    assert find_messages(_ORDINARY) == ()
 
 
 def test_a_message_that_was_copied_with_line_breaks_is_recognized() -> None:
