@@ -66,6 +66,15 @@ class DeviceOptions(Keywords, total=False):
         str | None,
         Option("Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).", metavar="CELLS"),
     ]
+    acpi_index: Annotated[
+        int | None,
+        Option(
+            "Let the guest name its interface enoN (libvirt 7.3).",
+            metavar="N",
+            least=1,
+            most=16383,
+        ),
+    ]
     teaming: Annotated[
         str | None,
         Option(
@@ -106,6 +115,8 @@ class AttachOptions(Value):
     """Whether libvirt detaches the device from the host without assigning it to the guest."""
     acpi_nodes: str | None = None
     """NUMA cells of the guest for the device's own memory: `1-8`."""
+    acpi_index: int | None = None
+    """The number of an onboard device that the guest's firmware reports (hw/pci/pci.c of QEMU)."""
     has_vga: bool = False
     """Whether the device handles the legacy VGA addresses, for SeaBIOS."""
     subsystem: str | None = None

@@ -12,7 +12,7 @@ from vfiomgr.guests.model import NO_ROM, AttachOptions, QemuProperty
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.guests.model import GuestDevice
 
@@ -40,25 +40,32 @@ def qemu_properties(options: AttachOptions) -> Iterator[QemuProperty]:
 
 
 def check_together(units: Sequence[GuestDevice]) -> None:
-    """Make sure that one device at most has ramfb, and each place in the boot order.
+    """Make sure that one device at most has ramfb, each place in the boot order, each ACPI index.
 
     Raises:
         UsageError: several have it.
 
     """
-    by_order: dict[int, str] = {}
-    for unit in units:
-        order = unit.options.boot_order
-        if order is None:
-            continue
-        if order in by_order:
-            message = f"boot order {order} is set for {by_order[order]} and for {unit.name}"
-            raise UsageError(message, "use each number once")
-        by_order[order] = unit.name
+    _check_once(units, "boot order", lambda options: options.boot_order)
+    _check_once(units, "ACPI index", lambda options: options.acpi_index)
     with_ramfb = [unit for unit in units if unit.options.ramfb]
     if len(with_ramfb) > 1:
         message = f"cannot use ramfb for {len(with_ramfb)} devices: a guest can have one"
         raise UsageError(message, f"set it only for {with_ramfb[0].name}")
+
+
+def _check_once(
+    units: Sequence[GuestDevice], what: str, number_of: Callable[[AttachOptions], int | None]
+) -> None:
+    by_number: dict[int, str] = {}
+    for unit in units:
+        number = number_of(unit.options)
+        if number is None:
+            continue
+        if number in by_number:
+            message = f"{what} {number} is set for {by_number[number]} and for {unit.name}"
+            raise UsageError(message, "use each number once")
+        by_number[number] = unit.name
 
 
 def check_options(unit: GuestDevice) -> None:
@@ -93,6 +100,7 @@ _WHAT = {
     "boot_order": "a boot order",
     "is_unassigned": "a place outside the guest",
     "acpi_nodes": "its own NUMA cells",
+    "acpi_index": "an ACPI index",
     "has_vga": "legacy VGA",
     "subsystem": "another subsystem ID",
     "vf_token": "a VF token",

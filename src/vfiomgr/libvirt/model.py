@@ -56,6 +56,8 @@ class DomainHostdev(Value):
     rom_file: str | None = None
     acpi_nodes: str | None = None
     """`<acpi nodeset>`: guest cells for the device only."""
+    acpi_index: int | None = None
+    """`<acpi index>`: the N of the name enoN that a guest gives its interface."""
     is_unassigned: bool = False
     """Whether the domain reserves it, but the guest does not get it."""
     disk_target: str | None = None
@@ -96,6 +98,7 @@ class DomainHostdev(Value):
             ramfb=options.ramfb,
             boot_order=options.boot_order,
             acpi_nodes=options.acpi_nodes,
+            acpi_index=options.acpi_index,
             partner=options.partner,
             rom_file=options.rom if has_rom else None,
         )
@@ -380,6 +383,7 @@ UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))
 ROOT_PORT_WITHOUT_HOTPLUG = Feature("<target hotplug='off'/> of a root port", Version(6, 3))
 TEAMING = Feature("<teaming> of <hostdev>", Version(7, 1))
 FIRMWARE_FEATURES = Feature("<feature> of <firmware>", Version(7, 2))
+ACPI_INDEX = Feature("<acpi index>", Version(7, 3))
 MDEV_DEFINITION = Feature("nodedev-define of mediated devices", Version(7, 3))
 MDEV_AUTOSTART = Feature("nodedev-autostart of mediated devices", Version(7, 8))
 QEMU_OVERRIDE = Feature("<qemu:override>", Version(8, 2))
@@ -417,6 +421,8 @@ def needed_features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
         yield TEAMING, f"teaming of {unit.name}"
     if options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
+    if options.acpi_index is not None:
+        yield ACPI_INDEX, f"ACPI index of {unit.name}"
     if any(qemu_properties(options)):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if options.has_iommufd:

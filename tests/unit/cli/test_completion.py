@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FREE_TEXT = {
     "--acpi-nodes": "numbers of the guest's cells",
+    "--acpi-index": "a number",
     "--address-bits": "a number",
     "--pasid-bits": "a number",
     "--alias": "devices and a name",

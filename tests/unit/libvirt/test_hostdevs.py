@@ -153,6 +153,7 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
             ("11.7", None),
             r"<acpi nodeset> \(libvirt ",
         ),
+        (AttachOptions(acpi_index=7), ("7.2", None), r"<acpi index> \(libvirt 7\.3"),
         (AttachOptions(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
         (
             AttachOptions(has_iommufd=True),
@@ -186,6 +187,25 @@ def test_a_device_has_cells_of_its_own() -> None:
     )
     assert attributes(first, "acpi") == {"nodeset": "1-8"}
     assert attributes(second, "acpi") is None
+
+
+def test_a_device_has_an_index_by_which_the_guest_names_its_interface() -> None:
+    options = AttachOptions(acpi_index=7, acpi_nodes="1-8")
+    first, second = elements(host_of(GPU, AUDIO), "0000:04:00.0", options=options)
+    assert attributes(first, "acpi") == {"index": "7", "nodeset": "1-8"}
+    assert attributes(second, "acpi") is None
+    (alone,) = elements(host_of(GPU), "0000:04:00.0", options=AttachOptions(acpi_index=7))
+    assert attributes(alone, "acpi") == {"index": "7"}
+
+
+def test_an_acpi_index_is_of_one_device() -> None:
+    names = ("0000:04:00.0", "0000:09:00.0")
+    host = host_of(GPU, replace(LONE, class_code="020000"))
+    twice = [DeviceRequest(name, AttachOptions(acpi_index=7)) for name in names]
+    with pytest.raises(UsageError, match=r"ACPI index 7 is set for .*04:00\.0 and for"):
+        check(units_of(host, twice), lambda: Version(9, 0), lambda: None)
+    other = [twice[0], DeviceRequest(names[1], AttachOptions(acpi_index=8))]
+    check(units_of(host, other), lambda: Version(9, 0), lambda: None)
 
 
 def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
@@ -222,6 +242,7 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
             "cannot set a place outside the guest",
         ),
         (UUID, AttachOptions(acpi_nodes="1"), "cannot set its own NUMA cells"),
+        (UUID, AttachOptions(acpi_index=1), "cannot set an ACPI index"),
         (UUID, AttachOptions(has_vga=True), "cannot set legacy VGA"),
         (UUID, AttachOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
         (UUID, AttachOptions(partner="ua-net0"), "cannot set teaming"),
