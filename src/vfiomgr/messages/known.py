@@ -118,8 +118,8 @@ def first_group(text: str) -> int | None:
 def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessage, ...]:
     """The known messages of a log, each once for a PCI function, in the order of their last lines.
 
-    With `programs`, only messages of these, and no harmless ones. Each pattern is searched in the entire text, because
-    `re` finds those that begin with literal characters fast.
+    With `programs`, only messages of these, and no harmless ones. Each pattern is searched in the
+    entire text, because `re` finds those that begin with literal characters fast.
     """
     wanted = frozenset(programs)
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
