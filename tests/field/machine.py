@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import PCI_DEVICES
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,6 +110,8 @@ def _kernel(machine: Machine) -> Iterator[tuple[str, str]]:
     library = f"/lib/modules/{release}"
     builtin = {"pci_stub": "drivers/pci/pci-stub.ko", "efifb": "drivers/video/fbdev/efifb.ko"}
     modules = dict(_VFIO_MODULES)
+    if Version.parse(release) < Version(6, 2):
+        modules["vfio_virqfd"] = "drivers/vfio/vfio_virqfd.ko"
     aliases = list(_ALIASES)
     if machine.kind.startswith("arm"):
         modules["nvgrace_gpu_vfio_pci"] = "drivers/vfio/pci/nvgrace-gpu/nvgrace-gpu-vfio-pci.ko"

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import add_line, command_line
+from vfiomgr.check.model import (
+    LOAD,
+    add_line,
+    add_to_dracut,
+    command_line,
+    rebuild_initramfs,
+)
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards, isolation
@@ -19,6 +25,7 @@ from vfiomgr.pci.iommu import (
     is_blocking,
 )
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
+from vfiomgr.persistence.model import Initramfs
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 
@@ -159,34 +166,57 @@ def reserved_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
 def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report the ACS override patch, which splits groups that the hardware does not isolate."""
     words = acs_override_words(host.kernel.command_line)
-    if words:
-        yield finding(
-            "acs-override",
-            "warning",
-            "IOMMU groups may be smaller than what the hardware isolates",
-            (f"/proc/cmdline: {' '.join(words)}",),
-            "a kernel with the ACS override patch assumes that these ports isolate devices: a "
-            "guest's device may then bypass the IOMMU and access devices of the host and of other "
-            "guests; a kernel without the patch ignores the option",
-            f"remove {' '.join(words)} from the kernel command line{command_line(host)}, "
-            "reboot, and list the real groups with: vfiomgr groups",
-        )
+    together = _behind_own_port(host) if any("downstream" in word for word in words) else ()
+    title = "IOMMU groups may be smaller than what the hardware isolates"
+    why = (
+        "a kernel with the ACS override patch assumes that these ports isolate devices: a "
+        "guest's device may then bypass the IOMMU and access devices of the host and of other "
+        "guests; a kernel without the patch ignores the option"
+    )
+    then = ", reboot, and list the real groups with: vfiomgr groups"
+    if together:
+        title = "pcie_acs_override has no effect: this kernel does not have the patch"
+        why = "with the patch, a port and what is behind it would have separate groups"
+        then = ", or boot a kernel with the patch"
+    yield from _removing("acs-override", host, words, (title, why, "", then), together)
 
 
 def acs_parameter(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report `pci=` parameters that take ACS from ports, which makes groups larger."""
     words = acs_redirect_words(host.kernel.command_line)
+    title = "IOMMU groups may be larger than the hardware requires"
+    why = (
+        "ports without ACS redirection let the devices behind them access each other, so they "
+        "are assigned together; groups are formed at boot"
+    )
+    before = "unless devices need peer-to-peer access on the host, "
+    yield from _removing("acs-parameter", host, words, (title, why, before, ", and reboot"))
+
+
+def _removing(
+    rule: str,
+    host: HostSnapshot,
+    words: Sequence[str],
+    texts: tuple[str, str, str, str],
+    evidence: Sequence[str] = (),
+) -> Iterator[Diagnostic]:
+    """Report words of the kernel command line: title, why, and what is around the remedy."""
+    title, why, before, then = texts
     if words:
-        yield finding(
-            "acs-parameter",
-            "warning",
-            "IOMMU groups may be larger than the hardware requires",
-            (f"/proc/cmdline: {' '.join(words)}",),
-            "ports without ACS redirection let the devices behind them access each other, so they "
-            "are assigned together; groups are formed at boot",
-            f"unless devices need peer-to-peer access on the host, remove {' '.join(words)} from "
-            f"the kernel command line{command_line(host)}, and reboot",
-        )
+        shown = " ".join(words)
+        fix = f"{before}remove {shown} from the kernel command line{command_line(host)}{then}"
+        yield finding(rule, "warning", title, (f"/proc/cmdline: {shown}", *evidence), why, fix)
+
+
+def _behind_own_port(host: HostSnapshot) -> tuple[str, ...]:
+    """Groups with a PCI Express port and a function directly behind it, as evidence."""
+    ports = {str(d.address): d for d in host.devices if d.driver == "pcieport"}
+    pairs = ((d, ports.get(d.bridge_path.rpartition("/")[2])) for d in host.devices)
+    return tuple(
+        f"{IOMMU_GROUPS}/{d.iommu_group}: {port.address}, and {d.address} behind it"
+        for d, port in pairs
+        if port is not None and d.iommu_group is not None and d.iommu_group == port.iommu_group
+    )
 
 
 def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -255,14 +285,16 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     shown = (f"{d} {_sign(d)}" for d in displays)
     file = "/etc/modprobe.d/blacklist-nouveau.conf"
     blacklisting = add_line(host, "blacklist nouveau", file)
+    ignored = tuple(_not_in_initramfs(host, bool(blacklists)))
     yield finding(
         "nouveau",
         "warning",
         "nouveau is loaded",
-        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists),
+        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists, *ignored),
         "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
         "guest, and may fail to unload while it drives a display",
-        *(_pinning(host, displays) if displays else (blacklisting,)),
+        *((add_to_dracut(host, "/etc/modprobe.d/*.conf"),) if ignored else ()),
+        *(_pinning(host, displays) if displays else () if ignored else (blacklisting,)),
     )
 
 
@@ -303,13 +335,21 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         if len(held) == 1:
             count, them = "1 GPU or accelerator", "it"
         why = f"{name} binds {them} at boot"
+        loaded = facts.settings(LOAD, module.name)
         if is_first:
             why = f"{name} is built into the kernel and binds {them} at boot before any udev rule"
+        elif loaded:
+            why += "; a blacklist does not apply to a module that is loaded by name"
         yield finding(
             "host-driver",
             severity,
             f"{count} on host driver {name}",
-            (*(f"{d} is on {name}" for d in shown), *more, *_module(module, host)),
+            (
+                *(f"{d} is on {name}" for d in shown),
+                *more,
+                *_module(module, host),
+                *map(str, loaded),
+            ),
             why,
             *_race_remedies(host, held[0], is_first=is_first),
         )
@@ -377,13 +417,16 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
     for entry in _entries(host, facts):
         trouble = _trouble(entry.meant)
         if trouble is not None:
+            is_console = any(d.is_boot_display for d in entry.meant)
             yield finding(
                 "vfio-pci-ids",
                 "warning",
                 f"vfio-pci.ids={entry.text} matches {trouble}",
                 (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
-                "vfio-pci binds those without a driver when it loads",
+                "vfio-pci binds those without a driver when it loads"
+                + (": the console stops there" if is_console else ""),
                 "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
+                *(("make another display the primary one in the firmware setup",) * is_console),
             )
 
 
@@ -470,11 +513,82 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "vfio-pci-ids-lost",
         "warning",
         f"vfio-pci has not bound {counted(len(lost), 'function')} that vfio-pci.ids= matches",
-        (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
+        (
+            *sources,
+            *(f"{d} is on {d.driver}" for d in lost),
+            *dict.fromkeys(one for d in lost for one in _built_in(host, facts, d)),
+            *absent,
+            *_not_in_initramfs(host, any("modprobe.d" in source for source in sources)),
+        ),
         "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
         "loads first keeps them",
         _pin(host, "bind them by address, independent of the load order: ", lost),
+        *([Remedy(_BOOSTER)] if host.files.initramfs == Initramfs("booster") else []),
     )
+
+
+_BOOSTER = (
+    "write `modules_force_load: vfio,vfio_iommu_type1,vfio_pci` to /etc/booster.yaml, then run "
+    "/usr/lib/booster/regenerate_images"
+)
+"""`modules` of booster.yaml only adds modules to the image (docs/manpage.md of booster)."""
+
+
+def _built_in(host: HostSnapshot, facts: Readiness, device: PciDevice) -> tuple[str, ...]:
+    module = facts.module((device.driver_module or device.driver or "").replace("-", "_"))
+    return _module(module, host) if module.state == "built-in" else ()
+
+
+def _not_in_initramfs(host: HostSnapshot, is_named: bool) -> Iterator[str]:  # noqa: FBT001
+    """Evidence that settings in /etc/modprobe.d are not in the initramfs."""
+    initramfs = host.files.initramfs
+    if is_named and initramfs is not None and initramfs.lacks_modprobe:
+        yield "dracut with hostonly=no: the initramfs does not contain /etc/modprobe.d"
+
+
+def not_probed(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report functions with a driver_override for VFIO that no driver has bound."""
+    waiting = [
+        d for d in host.devices if d.driver is None and (d.driver_override or "").startswith("vfio")
+    ]
+    if not waiting:
+        return
+    module = facts.module("vfio_pci")
+    shown = _module(module, host) if module.state == "built-in" else ()
+    yield finding(
+        "override-not-probed",
+        "info",
+        f"{counted(len(waiting), 'function')} with driver_override vfio-pci and without a driver",
+        (*(f"{d} has no driver" for d in waiting), *shown),
+        "the kernel binds a function when it is found, when a driver is registered, or when its "
+        "address is written to drivers_probe: "
+        + (
+            "vfio-pci is built in, so loading it does nothing"
+            if shown
+            else "the override alone does nothing"
+        ),
+        _pin(host, "", waiting),
+    )
+
+
+def gone_modules(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report modules of VFIO that are loaded by name and that this kernel does not have."""
+    for module in facts.modules:
+        places = dict.fromkeys(one.source for one in facts.settings(LOAD, module.name))
+        if module.state == "missing" and places:
+            yield finding(
+                "module-gone",
+                "warning",
+                f"this kernel does not have {module.name}, which is loaded by name",
+                (
+                    *map(str, facts.settings(LOAD, module.name)),
+                    f"neither modules.dep nor modules.builtin of {host.kernel.release} lists it",
+                ),
+                "the initramfs may be incomplete, or not be built"
+                + ("; vfio contains it since Linux 6.2" if module.name == "vfio_virqfd" else ""),
+                f"remove {module.name} from {' and '.join(places)}, "
+                f"{rebuild_initramfs(host)}, and reboot",
+            )
 
 
 def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vfiomgr import paths
 from vfiomgr.check.model import (
     BOUNDS,
+    LOAD,
     DeviceNode,
     Distribution,
     FirmwareFramebuffer,
@@ -173,6 +174,8 @@ _VFIO = (
     "nouveau",
     "vendor_reset",
     "vfio_iommu_spapr_tce",
+    "vfio_mdev",
+    "vfio_virqfd",
 )
 _PARAMETERS = {
     "vfio": ("enable_unsafe_noiommu_mode",),
@@ -202,7 +205,8 @@ def read_modules(
 
 
 def _relevant(devices: Sequence[PciDevice]) -> set[str]:
-    drivers = (d.driver_module or d.driver for d in devices if d.is_graphics_or_accelerator)
+    slots = {d.address.slot for d in devices if d.is_graphics_or_accelerator}
+    drivers = (d.driver_module or d.driver for d in devices if d.address.slot in slots)
     return {*_VFIO, *(name.replace("-", "_") for name in drivers if name)}
 
 
@@ -251,7 +255,7 @@ def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
 def read_module_settings(
     tree: HostTree, devices: Sequence[PciDevice]
 ) -> tuple[ModuleSetting, ...] | None:
-    """The lines of modprobe.d(5) that name one of these modules; None without modprobe.d."""
+    """The lines of modprobe.d(5) and lists that name these modules; None without modprobe.d."""
     if not any(exists(tree, directory) for directory in _MODPROBE):
         return None
     relevant = _relevant(devices)
@@ -262,7 +266,29 @@ def read_module_settings(
             name = module.replace("-", "_")
             if command in _COMMANDS and name in relevant:
                 found.append(ModuleSetting(file, command, name, arguments.strip()))
-    return tuple(found)
+    return (*found, *_loaded_by_name(tree, relevant))
+
+
+_MODULE_LISTS = ("/etc/modules", "/etc/initramfs-tools/modules")
+_LOADING = ("/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d")
+_ASSIGNING = ("/etc/mkinitcpio.conf", "/etc/dracut.conf", "/etc/booster.yaml")
+_ASSIGNED = expression(
+    r"(?:MODULES|add_drivers|force_drivers|modules|modules_force_load)\s*\+?[=:]"
+)
+_WORD = expression(r"[\w-]+")
+
+
+def _loaded_by_name(tree: HostTree, relevant: set[str]) -> Iterator[ModuleSetting]:
+    """The modules that are loaded at boot or in the initramfs, whatever their alias."""
+    lists = (*_MODULE_LISTS, *configuration_files(tree, _LOADING))
+    assigning = [*_ASSIGNING]
+    for directory in ("/etc/mkinitcpio.conf.d", "/etc/dracut.conf.d"):
+        assigning += configuration_files(tree, (directory,))
+    for file in (*lists, *assigning):
+        for line in settings_of(tree, file):
+            if file in lists or _ASSIGNED.match(line):
+                names = {word.replace("-", "_") for word in _WORD.findall(line)} & relevant
+                yield from (ModuleSetting(file, LOAD, name, "") for name in sorted(names))
 
 
 def read_config(tree: HostTree, release: str | None) -> tuple[str | None, dict[str, str]]:

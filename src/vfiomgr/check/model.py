@@ -41,8 +41,15 @@ class KernelModule(Value):
         return self.state in ("loaded", "built-in")
 
 
+LOAD = "load"
+"""The command of a ModuleSetting of a list of modules to load."""
+
+
 class ModuleSetting(Value):
-    """A line of modprobe.d: command (`options`, `blacklist`, `install`, …), module, arguments."""
+    """A line of modprobe.d: command (`options`, `blacklist`, `install`, …), module, arguments.
+
+    Lists of modules to load at boot or in the initramfs have the command `load`.
+    """
 
     source: str
     command: str
@@ -316,7 +323,15 @@ def add_line(host: HostSnapshot, line: str, file: str) -> str:
         system = SYSTEMS.get(host.files.system)
         how = "" if system is None else system.line
         return (how or "add `{line}` to modprobe.d in what the host boots from").format(line=line)
-    return f"add `{line}` to {file}, {_rebuild_initramfs(host, file)}, and reboot"
+    return f"add `{line}` to {file}, {rebuild_initramfs(host, file)}, and reboot"
+
+
+def add_to_dracut(host: HostSnapshot, file: str) -> str:
+    """How to add a file to an initramfs of dracut that does not contain modprobe.d."""
+    return (
+        f'write install_items+=" {file} " to /etc/dracut.conf.d/modprobe.conf, '
+        f"{rebuild_initramfs(host)}, and reboot"
+    )
 
 
 def load_at_boot(host: HostSnapshot, module: str) -> str:
@@ -328,8 +343,8 @@ def load_at_boot(host: HostSnapshot, module: str) -> str:
     return f"run modprobe {module}, and write {module} to /etc/modules-load.d/{module}.conf"
 
 
-def _rebuild_initramfs(host: HostSnapshot, file: str) -> str:
-    """How to include a file of modprobe.d, which was just named, in the initramfs."""
+def rebuild_initramfs(host: HostSnapshot, file: str = "FILE") -> str:
+    """How to rebuild the initramfs, with a file of modprobe.d that was just named."""
     if host.files.initramfs is None or not host.files.initramfs.is_known:
         return "rebuild the initramfs"
     tool = host.files.initramfs.tool

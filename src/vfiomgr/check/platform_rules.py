@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
 from vfiomgr.passthrough import isolation
 from vfiomgr.paths import (
     IOMMU_GROUPS,
@@ -121,6 +122,17 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
             "interrupts are remapped" if facts.interrupt_chips else "the IOMMU can remap interrupts"
         )
         yield finding("interrupt-remapping", "ok", title, evidence, why)
+        unneeded = _unsafe_interrupts(host, facts)
+        if unneeded and facts.interrupt_chips:
+            yield finding(
+                "unsafe-interrupts",
+                "info",
+                "allow_unsafe_interrupts is set, although interrupts are remapped",
+                (*unneeded, *evidence),
+                "VFIO would also accept devices of a host without remapping, after a change of the "
+                "firmware setup for example",
+                "remove allow_unsafe_interrupts from modprobe.d and the kernel command line",
+            )
         return
     unsafe = _unsafe_interrupts(host, facts)
     severity: Severity = "warning" if unsafe else "blocker"
@@ -204,6 +216,61 @@ def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         f"write N to {_PARAMETERS.format('vfio', name)}, and remove the option from modprobe.d "
         "and the kernel command line",
     )
+
+
+_KNOWN = (
+    "amd_iommu",
+    "default_hugepagesz",
+    "initcall_blacklist",
+    "intel_iommu",
+    "modprobe.blacklist",
+    "module_blacklist",
+    "pcie_acs_override",
+    "rd.driver.pre",
+    "vfio-pci.disable_idle_d3",
+    "vfio-pci.disable_vga",
+    "vfio-pci.ids",
+    "vfio_iommu_type1.allow_unsafe_interrupts",
+)
+"""Parameters for passthrough that the rules or common guides name."""
+_ALSO_KNOWN = (
+    "amd_iommu_dump",
+    "amd_iommu_intr",
+    "module.blacklist",
+    "pci-stub.ids",
+    "rd.driver.post",
+    "xen-pciback.hide",
+)
+_SEPARATORS = expression(r"[-_.]")
+_CLOSE = 0.88
+"""The similarity above which a word is a mistyped parameter: one letter of ten, or two swapped."""
+
+
+def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
+    """Report words that differ little from a parameter; the kernel ignores unknown ones."""
+    from difflib import SequenceMatcher  # noqa: PLC0415 - only a check needs it
+
+    exact = {name.replace("-", "_") for name in (*_KNOWN, *_ALSO_KNOWN)}
+    plain = {_SEPARATORS.sub("", name): name for name in _KNOWN}
+    for word in host.kernel.words:
+        name, sign, value = word.partition("=")
+        if name.replace("-", "_") in exact:
+            continue
+        written = _SEPARATORS.sub("", name)
+        ratios = {
+            SequenceMatcher(None, written, one).ratio(): known for one, known in plain.items()
+        }
+        known = ratios[max(ratios)]
+        if max(ratios) >= _CLOSE:
+            yield finding(
+                "parameter-unknown",
+                "warning",
+                f"{name} is not a parameter of the kernel: {known} is similar",
+                (f"/proc/cmdline: {word}",),
+                "the kernel ignores parameters that it does not know",
+                f"write {known}{sign}{value} for {word} on the kernel command line"
+                f"{command_line(host)}, and reboot",
+            )
 
 
 def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -308,7 +308,10 @@ def _dracut(tree: HostTree, tool: str = "dracut") -> Initramfs:
     classes = [_STORAGE, _NETWORK, _USB]
     classes += [_DISPLAY] if "drm" not in settings.get("omit_dracutmodules", []) else []
     named = settings.get("add_drivers", []) + settings.get("force_drivers", [])
-    return _of(tool, named, classes, omitted=settings.get("omit_drivers", []))
+    found = _of(tool, named, classes, omitted=settings.get("omit_drivers", []))
+    added = any("/modprobe.d/" in file for file in settings.get("install_items", []))
+    is_generic = settings.get("hostonly", [])[-1:] == ["no"]
+    return replace(found, lacks_modprobe=is_generic and not added)
 
 
 def _mkinitcpio(tree: HostTree) -> Initramfs:

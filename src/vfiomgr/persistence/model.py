@@ -372,6 +372,8 @@ class Initramfs(Value):
     """Whether the tool reads the directory for vfiomgr's hook."""
     configuration: str | None = None
     """The file that the preset of the running kernel names instead of mkinitcpio.conf."""
+    lacks_modprobe: bool = False
+    """Whether it omits /etc/modprobe.d: dracut with hostonly=no."""
 
     @property
     def is_known(self) -> bool:

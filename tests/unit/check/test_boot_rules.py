@@ -1,0 +1,225 @@
+"""Rules about what a host does at boot: parameters, modules by name, overrides, the initramfs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.check.test_facts import RELEASE, read
+from tests.unit.check.test_rules import device, facts, found, host, severity
+from tests.unit.devices import pci_device
+from tests.unit.host_files import tree_of
+from vfiomgr.check.model import LOAD, KernelModule, ModuleSetting
+from vfiomgr.persistence.facts import read_initramfs
+from vfiomgr.persistence.model import Initramfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.check.model import ModuleState
+
+GENERIC = Initramfs("dracut", lacks_modprobe=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("vfio-pci-ids=10de:2684", "vfio-pci.ids=10de:2684"),
+        ("vfio-pci.id=10de:2684", "vfio-pci.ids=10de:2684"),
+        ("intel_immou=on", "intel_iommu=on"),
+        ("intel-iomu=on", "intel_iommu=on"),
+        ("pci_acs_override=downstream", "pcie_acs_override=downstream"),
+    ],
+)
+def test_a_word_that_is_almost_a_parameter_is_found(word: str, meant: str) -> None:
+    finding = found(
+        host(kernel_command_line=f"ro {word} quiet", readiness=facts()), "parameter-unknown"
+    )
+    assert finding is not None
+    assert finding.remedy.startswith(f"write {meant} for {word} on the kernel command line")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vfio-pci.ids=10de:2684 vfio_pci.ids=10de:2684 amd_iommu=on iommu=pt intel_iommu=on",
+        "amd_iommu_dump amd_iommu_intr=vapic modprobe.blacklist=a module_blacklist=b hugepages=4",
+        "kvm.ignore_msrs=1 iommu.passthrough=1 pci=noaer rd.driver.blacklist=x iommu=soft splash",
+        "vfio_pci.disable_denylist=1 vfio-pci.disable_vga=1 xen-pciback.hide=(01:00.0) rd.auto",
+        "default_hugepagesz=1G hugepagesz=1G intel_idle.max_cstate=1 intel_pstate=disable",
+    ],
+)
+def test_words_that_are_parameters_or_unlike_any_are_not(line: str) -> None:
+    assert found(host(kernel_command_line=line, readiness=facts()), "parameter-unknown") is None
+
+
+def gone(state: ModuleState | None) -> str | None:
+    """How grave it is that vfio_virqfd is in a list."""
+    known = facts(
+        modules=(KernelModule("vfio_virqfd", state), KernelModule("vfio_mdev", "missing")),
+        module_settings=(ModuleSetting("/etc/modules", LOAD, "vfio_virqfd", ""),),
+    )
+    return severity(host(readiness=known, initramfs=Initramfs("initramfs-tools")), "module-gone")
+
+
+def test_a_module_that_is_named_and_gone_is_found() -> None:
+    assert gone("missing") == "warning"
+    assert {gone("available"), gone("loaded"), gone(None)} == {None}
+
+
+def test_modules_are_found_in_all_lists(tmp_path: Path) -> None:
+    there = read(
+        tmp_path,
+        r"""
+        etc/modprobe.d/a.conf: softdep nvidia pre: vfio-pci
+        etc/modules: vfio-pci ids=1\n# vfio_virqfd\nloop
+        etc/modules-load.d/a.conf: vfio_virqfd
+        etc/mkinitcpio.conf: MODULES=(vfio btrfs)\nHOOKS=(vfio_iommu_type1)
+        etc/dracut.conf.d/a.conf: force_drivers+=" vfio_pci "\nomit_drivers+=" nouveau "
+        etc/booster.yaml: modules_force_load: vfio,mdev
+        """,
+    )
+    assert [(one.source, one.module) for one in there.module_settings or ()] == [
+        ("/etc/modules", "vfio_pci"),
+        ("/etc/modules-load.d/a.conf", "vfio_virqfd"),
+        ("/etc/mkinitcpio.conf", "vfio"),
+        ("/etc/booster.yaml", "mdev"),
+        ("/etc/booster.yaml", "vfio"),
+        ("/etc/dracut.conf.d/a.conf", "vfio_pci"),
+    ]
+
+
+def test_a_driver_that_is_loaded_by_name_is_told_with_its_list() -> None:
+    names = (ModuleSetting("/etc/modules-load.d/n.conf", LOAD, "nvidia", ""),)
+    module = KernelModule("nvidia", "loaded")
+    known = facts(modules=(module,), module_settings=names)
+    finding = found(host(device(driver="nvidia"), readiness=known), "host-driver")
+    assert finding is not None
+    assert "/etc/modules-load.d/n.conf: load nvidia" in finding.evidence
+    assert "a blacklist does not apply" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("override", "driver", "expected"),
+    [("vfio-pci", None, "info"), ("vfio-pci", "nvidia", None), (None, None, None)],
+)
+def test_an_override_without_a_driver_is_found(
+    override: str | None, driver: str | None, expected: str | None
+) -> None:
+    waiting = device(driver=driver, driver_override=override)
+    built_in = facts(modules=(KernelModule("vfio_pci", "built-in"),))
+    finding = found(host(waiting, readiness=built_in), "override-not-probed")
+    assert (finding.severity if finding else None) == expected
+    if finding is not None:
+        assert "vfio-pci is built in, so loading it does nothing" in finding.why
+        assert "vfiomgr bind" in finding.remedy
+
+
+def test_a_port_with_what_is_behind_it_shows_that_the_kernel_has_no_patch() -> None:
+    port = device(
+        "0000:00:01.0",
+        driver="pcieport",
+        class_code="060400",
+        iommu_group=4,
+        bridge_path="pci0000:00",
+    )
+    behind = device(bridge_path="pci0000:00/0000:00:01.0", iommu_group=4)
+    line = "ro pcie_acs_override=downstream"
+    finding = found(host(port, behind, kernel_command_line=line), "acs-override")
+    assert finding is not None
+    assert finding.summary.startswith("pcie_acs_override has no effect")
+    for other in (
+        host(port, device(iommu_group=5), kernel_command_line=line),
+        host(port, behind, kernel_command_line="ro pcie_acs_override=multifunction"),
+    ):
+        kept = found(other, "acs-override")
+        assert kept is not None
+        assert "no effect" not in kept.summary
+
+
+def test_unsafe_interrupts_are_needless_where_interrupts_are_remapped() -> None:
+    options = ModuleSetting(
+        "/etc/modprobe.d/a.conf", "options", "vfio_iommu_type1", "allow_unsafe_interrupts=1"
+    )
+    known = facts(module_settings=(options,), interrupt_chips=("IR-PCI-MSI",))
+    assert severity(host(readiness=known), "unsafe-interrupts") == "info"
+    for chips, settings in ((("PCI-MSI",), (options,)), (("IR-PCI-MSI",), ())):
+        other = facts(module_settings=settings, interrupt_chips=chips)
+        assert severity(host(readiness=other), "unsafe-interrupts") is None
+
+
+def lost(initramfs: Initramfs | None, *modules: KernelModule, driver: str = "nvidia") -> str:
+    """What is said about a function that ids= matches and another driver has."""
+    options = ModuleSetting("/etc/modprobe.d/a.conf", "options", "vfio_pci", "ids=10de:25b6")
+    known = facts(module_settings=(options,), modules=modules)
+    there = host(device(driver=driver, driver_module=driver), readiness=known, initramfs=initramfs)
+    finding = found(there, "vfio-pci-ids-lost")
+    assert finding is not None
+    return "\n".join((*finding.evidence, finding.remedy))
+
+
+def test_why_ids_came_too_late_is_told() -> None:
+    generic = "dracut with hostonly=no: the initramfs does not contain /etc/modprobe.d"
+    assert generic in lost(GENERIC)
+    assert "modules_force_load" in lost(Initramfs("booster"))
+    builtin = lost(None, KernelModule("xhci_hcd", "built-in"), driver="xhci_hcd")
+    assert "lists xhci_hcd" in builtin
+    plain = lost(Initramfs("dracut"), KernelModule("nvidia", "loaded"))
+    assert "hostonly" not in plain
+    assert "modules_force_load" not in plain
+    assert "modules.builtin" not in plain
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("hostonly=no", True),
+        ('hostonly="yes"', False),
+        ("compress=zstd", False),
+        (r'hostonly=no\ninstall_items+=" /etc/modprobe.d/vfio.conf "', False),
+    ],
+)
+def test_dracut_without_hostonly_omits_modprobe_d(
+    tmp_path: Path,
+    lines: str,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    tree = tree_of(tmp_path, f"usr/bin/dracut: x\netc/dracut.conf.d/a.conf: {lines}")
+    image = read_initramfs(tree)
+    assert image is not None
+    assert image.lacks_modprobe is expected
+
+
+def test_a_blacklist_that_is_not_in_the_initramfs_is_brought_there() -> None:
+    known = facts(
+        modules=(KernelModule("nouveau", "loaded", ("nouveau",)),),
+        module_settings=(ModuleSetting("/etc/modprobe.d/b.conf", "blacklist", "nouveau", ""),),
+    )
+    there = host(device(driver="nouveau"), readiness=known, initramfs=GENERIC)
+    finding = found(there, "nouveau")
+    assert finding is not None
+    assert 'install_items+=" /etc/modprobe.d/*.conf "' in finding.remedy
+    assert "add `blacklist nouveau`" not in finding.remedy
+
+
+def test_drivers_of_other_functions_of_a_card_are_read(tmp_path: Path) -> None:
+    from vfiomgr.check.facts import read_readiness  # noqa: PLC0415
+
+    tree = tree_of(
+        tmp_path, f"lib/modules/{RELEASE}/modules.builtin: kernel/drivers/usb/host/xhci-hcd.ko"
+    )
+    usb = device("0000:04:00.2", class_code="0c0330", driver="xhci_hcd", driver_module=None)
+    other = device("0000:05:00.0", class_code="0c0330", driver="xhci_other", driver_module=None)
+    modules = read_readiness(tree, RELEASE, (pci_device("0000:04:00.0"), usb, other)).modules
+    states = {module.name: module.state for module in modules}
+    assert states["xhci_hcd"] == "built-in"
+    assert "xhci_other" not in states
+
+
+def test_the_console_among_the_ids_is_told_to_make_another_display_primary() -> None:
+    options = ModuleSetting("/etc/modprobe.d/a.conf", "options", "vfio_pci", "ids=10de:25b6")
+    known = facts(module_settings=(options,))
+    finding = found(host(device(is_boot_display=True), readiness=known), "vfio-pci-ids")
+    assert finding is not None
+    assert finding.remedy.endswith("make another display the primary one in the firmware setup")
