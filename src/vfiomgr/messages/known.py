@@ -26,6 +26,8 @@ _STAMP = re.compile(r"^\[ *(\d+)\.\d+\] ?")
 """The seconds since boot before a line of dmesg."""
 _LONGEST = 300
 """Characters of a message that are kept."""
+_compiled = cache(re.compile)
+"""The cache of `re` itself has 512 places, fewer than the tables have patterns."""
 
 
 class KnownMessage(Value):
@@ -47,7 +49,7 @@ class KnownMessage(Value):
 
     def matches(self, text: str) -> bool:
         """Whether a text, in any case, is or has this message."""
-        return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
+        return any(_compiled(pattern, re.IGNORECASE).search(text) for pattern in self.patterns)
 
 
 class LoggedMessage(Value):
@@ -138,7 +140,7 @@ def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessag
 
 def _line_numbers(message: KnownMessage, text: str, starts: list[int]) -> list[int]:
     """The lines that have a message, from 0."""
-    places = (m.start() for pattern in message.patterns for m in re.finditer(pattern, text))
+    places = (m.start() for pattern in message.patterns for m in _compiled(pattern).finditer(text))
     return sorted({bisect_right(starts, place) - 1 for place in places})
 
 
