@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from vfiomgr import importing
 
 if TYPE_CHECKING:
-    from vfiomgr.check.plan import check
+    from vfiomgr.check.plan import RULES, check
 
-__all__ = ["check"]
+__all__ = ["RULES", "check"]
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, {"check": "plan"})
+    __getattr__ = importing(__name__, {"RULES": "plan", "check": "plan"})

@@ -76,7 +76,9 @@ def _image_configuration(source: HostSource, config: str | None) -> KataConfigur
     others = () if config is not None else tuple(kata_facts.read_configurations(source.tree))
     if others:
         found = next((each for each in others if _plugs_devices(each, None)), others[0])
-        source.on_note(f"checking {found.path}: name another configuration with --config")
+        source.on_note(
+            f"checking {found.path}; for another configuration: vfiomgr check kata --config FILE"
+        )
         return found
     message = f"no readable configuration of Kata: {', '.join(facts.looked_for)}"
     below = "" if source.root == MACHINE else f" (a path below {source.root})"

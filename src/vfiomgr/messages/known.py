@@ -43,7 +43,7 @@ class KnownMessage(Value):
     meaning: str
     remedy: str
     see: tuple[str, ...] = ()
-    """The rules of `vfiomgr check` that find its causes on a host."""
+    """The rules of `check`, `check cdi` and `check kata` that find its causes on a host."""
     severity: Literal["warning", "info", "ok"] = "warning"
     """Of a finding about it in a log; `ok` is harmless and causes none."""
 

@@ -34,6 +34,24 @@ def test_the_findings_that_can_be_its_cause_are_shown(run: Run, kernel: FakeKern
     assert rules <= {"firmware-framebuffer"}
 
 
+def test_causes_are_looked_up_in_the_checks_of_cdi_and_kata(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.put("/etc/cdi/gpu.json", "{")
+    text = "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all"
+    (item,) = json.loads(run("explain", "--format", "json", text).stdout)["items"]
+    assert "unreadable" in {one["id"] for one in item["findings"]}
+    text = "failed to create shim task: ttrpc: closed: unknown"
+    done = run("explain", text)
+    assert (done.status, "kata-agent-closed" in done.stdout) == (0, True)
+    assert "were not checked: no readable configuration of Kata" in done.stderr
+
+
+def test_other_messages_need_no_other_check(run: Run, kernel: FakeKernel) -> None:
+    kernel.sysfs.put("/etc/cdi/gpu.json", "{")
+    found = json.loads(run("explain", "--format", "json", "BAR 1: can't reserve [mem 0xd0]").stdout)
+    assert found["not_checked"] == []
+    assert "unreadable" not in {one["id"] for item in found["items"] for one in item["findings"]}
+
+
 def test_the_messages_of_a_log_are_explained(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     line = "vfio-pci 0000:04:00.0: not ready {}ms after FLR; waiting\n"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.check.plan import RULES
+from vfiomgr.containers.cdi.check import CDI_RULES
+from vfiomgr.containers.cdi.readers import READER_RULES
+from vfiomgr.kata.explain.image import RULES as GUEST_RULES
 from vfiomgr.messages.known import (
     KERNEL,
     NVIDIA,
@@ -85,8 +88,9 @@ def test_each_entry_has_examples_and_plain_sentences() -> None:
             assert not {"|", "\n"} & set(text), each.name
 
 
-def test_causes_are_rules_of_the_check_of_a_host() -> None:
-    rules = {name for rule in RULES.rules for name in rule.names}
+def test_causes_are_rules_of_a_check_of_a_host() -> None:
+    checks = (RULES, CDI_RULES, READER_RULES, GUEST_RULES)
+    rules = {name for check in checks for rule in check.rules for name in rule.names}
     assert {name for each in known_messages() for name in each.see} <= rules
 
 

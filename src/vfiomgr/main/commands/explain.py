@@ -9,6 +9,7 @@ import click
 from msgspec.structs import replace
 
 from vfiomgr import check as library
+from vfiomgr import kata
 from vfiomgr.cli.options import READING, complete_file, session_options
 from vfiomgr.cli.output import (
     diagnostic_document,
@@ -37,8 +38,9 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 _UNKNOWN = 1
@@ -148,31 +150,46 @@ def _explain_log(session: Session, log: str) -> int:
 
 def _print(session: Session, seen: list[_Explained]) -> None:
     """Print messages with their causes on the host, as far as it can be read."""
-    unread = ""
+    unread: list[str] = []
+    judged = {name for rule in library.RULES.rules for name in rule.names}
     try:
         host = session.scan(with_readiness=True)
     except VfiomgrError as error:
-        unread = error.message
+        unread.append(error.message)
     else:
-        seen = [_on_host(each, host) for each in seen]
+        rules = {name for each in seen for name in each.known.see} - judged
+        found = [*library.check(host).findings, *_other_findings(session, rules, unread)]
+        seen = [_on_host(each, host, found) for each in seen]
     if session.format != "table":
-        body = {"items": list(map(_document, seen)), "not_checked": [unread] if unread else []}
+        body = {"items": list(map(_document, seen)), "not_checked": unread}
         print_document("ExplanationList", body, session.format)
         return
     for each in seen:
-        _say(each, is_checked=not unread)
-    if unread:
-        note(f"causes on this host were not checked: {unread}")
+        _say(each, is_checked=not unread and judged.issuperset(each.known.see))
+    for reason in unread:
+        note(f"causes on this host were not checked: {reason}")
 
 
-def _on_host(seen: _Explained, host: HostSnapshot) -> _Explained:
+def _other_findings(session: Session, rules: set[str], unread: list[str]) -> Iterator[Diagnostic]:
+    """What the checks of CDI and Kata find, if a rule is theirs; `unread` gets why one cannot."""
+    if not rules:
+        return
+    from vfiomgr.containers.cdi.named import check  # noqa: PLC0415 - slow to import
+
+    checks: dict[str, Callable[[Session], Report]]
+    checks = {"CDI": check, "Kata Containers": kata.check_image}
+    for section in sorted({text.section for text in all_texts() if text.name in rules}):
+        if section in checks:
+            try:
+                yield from checks[section](session).findings
+            except VfiomgrError as error:
+                unread.append(error.message)
+
+
+def _on_host(seen: _Explained, host: HostSnapshot, found: Sequence[Diagnostic]) -> _Explained:
     """The message with what it names of a host, and the findings of the rules for its causes."""
-    found = tuple(
-        found
-        for found in library.check(host).findings
-        if found.rule in seen.known.see and found.severity != "ok"
-    )
-    return replace(seen, lines=tuple(_named(seen.text, host)), found=found)
+    causes = (each for each in found if each.rule in seen.known.see and each.severity != "ok")
+    return replace(seen, lines=tuple(_named(seen.text, host)), found=tuple(causes))
 
 
 def _named(text: str, host: HostSnapshot) -> Iterator[str]:
