@@ -162,5 +162,5 @@ def test_without_a_default_an_installed_configuration_is_checked(
         OWN, MAIN.replace("rootfs", 'cold_plug_vfio = "root-port"\nrootfs').encode()
     )
     answer = run("check", "kata")
-    assert answer.stderr.startswith(f"checking {OWN}: name another")
+    assert answer.stderr.startswith(f"checking {OWN}; for another configuration")
     assert f"{OWN}: rootfs_type = ext4" in answer.stdout
