@@ -13,6 +13,7 @@ import click
 import pytest
 
 from vfiomgr.main.program import cli
+from vfiomgr.messages.known import known_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,7 @@ PLACES = ("*.md", "templates/**", "kata/**", "packaging/**", "docs/examples/**",
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 _SPAN = re.compile(r"`(vfiomgr [^`]+)`")
 _LINE = re.compile(r"^(?: {4,}|\$ | +# )(?:sudo )?(vfiomgr [a-z-].*)$", re.MULTILINE)
+_IN_SENTENCE = re.compile(r"vfiomgr [^.,;:()]+")
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"[A-Z…{<\[(|]|\.\.\.|$")
 
@@ -89,6 +91,16 @@ def test_every_command_in_a_document_exists() -> None:
         for path in tracked(*PLACES)
         if path.name not in NOT_OF_TODAY and path.is_file()
         for text in commands_in(path)
+        if (what := fault(text)) is not None
+    ]
+    assert wrong == []
+
+
+def test_every_command_in_the_remedy_of_a_message_exists() -> None:
+    wrong = [
+        f"{each.name}: {what}"
+        for each in known_messages()
+        for text in _IN_SENTENCE.findall(f"{each.meaning} {each.remedy}")
         if (what := fault(text)) is not None
     ]
     assert wrong == []
