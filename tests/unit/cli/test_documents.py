@@ -27,7 +27,7 @@ PLACES = ("*.md", "templates/**", "kata/**", "packaging/**", "docs/examples/**",
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 _SPAN = re.compile(r"`(vfiomgr [^`]+)`")
 _LINE = re.compile(r"^(?: {4,}|\$ | +# )(?:sudo )?(vfiomgr [a-z-].*)$", re.MULTILINE)
-_IN_SENTENCE = re.compile(r"vfiomgr [^.,;:()]+")
+_IN_SENTENCE = re.compile(r"vfiomgr (?:(?! and | or )[^.,;:()])+")
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"[A-Z…{<\[(|]|\.\.\.|$")
 
