@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.messages.known import messages_by_name
+from vfiomgr.messages.known import clause, messages_by_name
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def kernel_log(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         yield finding(
             "kernel-log",
             known.severity,
-            f"{subject}{_clause(known.meaning)}",
+            f"{subject}{clause(known.meaning)}",
             (f"kernel log{_when(logged)}: {logged.text}",),
             "",
-            _clause(known.remedy),
+            clause(known.remedy),
             subject=logged.address,
         )
 
@@ -40,10 +40,3 @@ def _when(logged: LoggedMessage) -> str:
     if logged.seconds is None:
         return count.removesuffix(", last")
     return f"{count or ','} {logged.seconds} s after boot"
-
-
-def _clause(sentence: str) -> str:
-    """A sentence as a part of a line: without its capital letter and its full stop."""
-    first, _, _ = sentence.partition(" ")
-    is_name = first != first.capitalize()  # BIOS, iGPU
-    return f"{sentence[0] if is_name else sentence[0].lower()}{sentence[1:].removesuffix('.')}"

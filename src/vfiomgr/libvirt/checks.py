@@ -77,7 +77,7 @@ def check_domains(
     named = frozenset(hostdev.address for hostdev in hostdevs if hostdev.address)
     seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=named)
     roms = _roms(host, domains)
-    files = None if roms is None else read_files(host.tree, roms)
+    files = None if roms is None else read_files(host.tree, roms, [d.name for d in domains])
     return preflight(seen, domains, hypervisor, roms, files)
 
 

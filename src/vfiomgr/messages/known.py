@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KERNEL = "the kernel"
 NVIDIA = "NVIDIA's drivers"
+QEMU = "QEMU"
 _ADDRESS = re.compile(
     r"(?<![\w:.])(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?!\w)"
 )
@@ -100,6 +101,13 @@ def explanations(text: str) -> tuple[KnownMessage, ...]:
     """The known messages that a text has; line breaks and spaces of a copy do not matter."""
     words = " ".join(text.split())
     return tuple(message for message in known_messages() if message.matches(words))
+
+
+def clause(sentence: str) -> str:
+    """A sentence as a part of a line: without its capital letter and its full stop."""
+    first, _, _ = sentence.partition(" ")
+    is_name = first != first.capitalize()  # BIOS, iGPU
+    return f"{sentence[0] if is_name else sentence[0].lower()}{sentence[1:].removesuffix('.')}"
 
 
 def first_address(text: str) -> str:

@@ -11,6 +11,7 @@ from vfiomgr.kata.explain.image import RULES as GUEST_RULES
 from vfiomgr.messages.known import (
     KERNEL,
     NVIDIA,
+    QEMU,
     KnownMessage,
     explanations,
     find_messages,
@@ -94,9 +95,9 @@ def test_causes_are_rules_of_a_check_of_a_host() -> None:
     assert {name for each in known_messages() for name in each.see} <= rules
 
 
-def test_a_message_of_the_kernel_becomes_part_of_a_finding() -> None:
+def test_a_message_of_a_log_becomes_part_of_a_finding() -> None:
     for each in known_messages():
-        if each.program in {KERNEL, NVIDIA}:
+        if each.program in {KERNEL, NVIDIA, QEMU}:
             assert each.meaning.count(". ") == 0, f"{each.name}: more than one sentence"
 
 

@@ -1,4 +1,4 @@
-"""Rules about libvirt's files on the host: its hooks, and what AppArmor lets QEMU read."""
+"""Rules about libvirt's files on the host: hooks, QEMU's logs, and what AppArmor lets QEMU read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.host.text import settings_of, text_of
+from vfiomgr.messages.known import QEMU, LoggedMessage, clause, find_messages, messages_by_name
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.units import counted
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
@@ -41,14 +43,16 @@ class LibvirtFiles(Value):
     """Files of the domains that AppArmor does not let QEMU read."""
     free_place: str = ""
     """A directory for ROM files that AppArmor lets QEMU read; empty if unknown."""
+    logged: tuple[tuple[str, LoggedMessage], ...] = ()
+    """The known messages of QEMU since the last start of a domain, with its name."""
 
 
 NO_FILES = LibvirtFiles()
 """A host without any, or a guest that libvirt does not start."""
 
 
-def read_files(tree: HostTree, roms: Iterable[str]) -> LibvirtFiles:
-    """Read the hooks, and which of these ROM files AppArmor denies."""
+def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -> LibvirtFiles:
+    """Read the hooks, which of these ROM files AppArmor denies, and the logs of these domains."""
     calls, stopped, devices = list[str](), list[str](), list[tuple[PciAddress, str]]()
     for path in _scripts(tree):
         text = text_of(tree, path) or ""
@@ -68,8 +72,29 @@ def read_files(tree: HostTree, roms: Iterable[str]) -> LibvirtFiles:
     denied = [] if rules is None else [rom for rom in roms if not rules.fullmatch(rom)]
     is_free = rules is not None and rules.fullmatch(f"{_FREE}/gpu.rom")
     return LibvirtFiles(
-        tuple(calls), tuple(stopped), tuple(devices), tuple(denied), _FREE if is_free else ""
+        tuple(calls),
+        tuple(stopped),
+        tuple(devices),
+        tuple(denied),
+        _FREE if is_free else "",
+        tuple((name, one) for name in names for one in _last_start(tree, name)),
     )
+
+
+_LOGS = "/var/log/libvirt/qemu"
+_TAIL = 64 << 10
+"""Bytes at the end of a log that are read."""
+
+
+def _last_start(tree: HostTree, name: str) -> tuple[LoggedMessage, ...]:
+    """The known messages since the line of libvirt about the last start of a domain."""
+    path = HostPath(f"{_LOGS}/{name}.log")
+    status = tree.status(path)
+    if status is None or "/" in name:
+        return ()
+    data = tree.read_part(path, max(status.st_size - _TAIL, 0), _TAIL)
+    _, _, text = data.decode(errors="replace").rpartition(": starting up ")
+    return find_messages(text, (QEMU,))
 
 
 def _scripts(tree: HostTree) -> Iterator[str]:
@@ -165,6 +190,22 @@ def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
             f"otherwise to {_PROFILES}/{_QEMU}",
             subject=hostdev.name,
         )
+
+
+def qemu_log(context: PreflightContext) -> Iterator[Diagnostic]:
+    """What QEMU printed at the last start may happen at the next one."""
+    for name, logged in (context.host_files or NO_FILES).logged:
+        if name == context.domain.name:
+            known = messages_by_name()[logged.name]
+            times = f" ({counted(logged.count, 'time')})" if logged.count > 1 else ""
+            yield finding(
+                "qemu-log",
+                known.severity,
+                f"QEMU logged: {clause(known.meaning)}",
+                (f"{_LOGS}/{name}.log, last start{times}: {logged.text}",),
+                "it comes again unless its cause was removed since then",
+                clause(known.remedy),
+            )
 
 
 def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -138,3 +138,53 @@ def test_devices_of_hooks_are_those_that_may_be_detached(
     if finding is not None:
         assert str(words) in finding.summary
         assert finding.evidence[0].endswith(f"/a.sh:1: GPU={name}")
+
+
+LOG = "var/log/libvirt/qemu/win.log"
+OLD = (
+    "2026-01-02 10:11:12.131+0000: starting up libvirt version: 11.3.0\nVFIO_MAP_DMA failed: -22\n"
+)
+NEW = OLD.replace("-22", "Cannot allocate memory") + "2026-01-02T10:12Z qemu: ordinary\n"
+
+
+def logged(root: Path, text: str, name: str = "win") -> Report:
+    """What is found of a domain with a log of QEMU."""
+    log = root / LOG
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+    return judge(read_files(tree_of(root, ""), [], [name]), xml(name=name))
+
+
+def test_what_qemu_logged_since_the_last_start_is_found(tmp_path: Path) -> None:
+    (finding,) = (f for f in logged(tmp_path, OLD + NEW).findings if f.rule == "qemu-log")
+    assert finding.severity == "warning"
+    assert finding.summary.startswith("QEMU logged: VFIO could not lock the guest's memory")
+    line = "VFIO_MAP_DMA failed: Cannot allocate memory"
+    assert finding.evidence == (f"/{LOG}, last start: {line}",)
+    assert "hard_limit" in finding.remedy
+
+
+def test_a_log_is_read_from_its_last_64_kib_on(tmp_path: Path) -> None:
+    report = logged(tmp_path, OLD + "ordinary\n" * 8000 + "VFIO_MAP_DMA failed: Bad address\n")
+    (finding,) = (f for f in report.findings if f.rule == "qemu-log")
+    assert "Bad address" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (NEW + OLD.partition("\n")[0], "win"),
+        (
+            OLD.replace(
+                "VFIO_MAP_DMA failed: -22", "Could not enable error recovery for the device"
+            ),
+            "win",
+        ),
+        (NEW, "linux"),
+        (NEW, "../qemu/win"),
+    ],
+)
+def test_an_earlier_start_a_harmless_message_and_another_domain_are_silent(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    assert found(logged(tmp_path, text, name), "qemu-log") is None
