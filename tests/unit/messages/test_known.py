@@ -47,7 +47,6 @@ vfio-pci 0000:01:00.0: reset done
 vfio-pci 0000:01:00.0: ready 1023ms after FLR
 x86/split lock detection: #AC: crashing the kernel on kernel split_locks and warning on user-space
 kvm_amd: Nested Virtualization enabled
-L1TF CPU bug present and SMT on, data leak possible. See CVE-2018-3646 and
 Lockdown: systemd-logind: hibernation is restricted; see man kernel_lockdown.7
 nvidia: loading out-of-tree module taints kernel.
 nvidia: module verification failed: signature and/or required key missing - tainting kernel
