@@ -248,7 +248,7 @@ _CLOSE = 0.88
 
 def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """Report words that differ little from a parameter; the kernel ignores unknown ones."""
-    from difflib import SequenceMatcher  # noqa: PLC0415 - only a check needs it
+    from difflib import get_close_matches  # noqa: PLC0415 - only a check needs it
 
     exact = {name.replace("-", "_") for name in (*_KNOWN, *_ALSO_KNOWN)}
     plain = {_SEPARATORS.sub("", name): name for name in _KNOWN}
@@ -256,12 +256,8 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
         name, sign, value = word.partition("=")
         if name.replace("-", "_") in exact:
             continue
-        written = _SEPARATORS.sub("", name)
-        ratios = {
-            SequenceMatcher(None, written, one).ratio(): known for one, known in plain.items()
-        }
-        known = ratios[max(ratios)]
-        if max(ratios) >= _CLOSE:
+        for one in get_close_matches(_SEPARATORS.sub("", name), plain, 1, _CLOSE):
+            known = plain[one]
             yield finding(
                 "parameter-unknown",
                 "warning",
