@@ -93,7 +93,8 @@ def _own_reset(devices: Sequence[PciDevice], *, is_loaded: bool) -> str:
     places = " ".join(_place(d) for d in devices if d.reset_method)
     tell = f"echo {_OWN_RESET} | tee {places}" if places else ""
     if is_loaded:
-        return f"use the loaded module vendor_reset before the first guest: {tell or 'check dmesg'}"
+        again = " (again at each boot: in a unit of systemd for example)" if tell else "check dmesg"
+        return f"use the loaded module vendor_reset before the first guest: {tell}{again}"
     commands = f"modprobe vendor-reset{' && ' if tell else ''}{tell}"
     return f"install the module vendor-reset ({_PAGE}); at boot before the first guest: {commands}"
 
@@ -242,6 +243,8 @@ def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
 
 def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report GPUs with only a bus or power-management reset."""
+    facts = host.readiness
+    is_loaded = facts is not None and facts.module(_VENDOR_RESET).is_present
     devices = [d for d in _resettable_gpus(host) if d.reset_method and set(d.reset_method) <= _WEAK]
     if devices:
         yield finding(
@@ -249,11 +252,14 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
             "info",
             f"{_counted(devices)} no function-level reset",
             tuple(
-                f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}" for d in devices
+                f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}"
+                + (f"; vendor_reset does not support {_ids(d)}" if is_loaded and _is_amd(d) else "")
+                for d in devices
             ),
             "a bus reset affects all functions below the port, and a power-management reset may "
             "keep state: some GPUs do not start a second time",
-            "start, stop and start a guest as a test",
+            "start, stop and start a guest as a test; if the second start fails, reboot the host "
+            "between guests, or disable the GPU in the guest before it shuts down",
         )
 
 

@@ -316,6 +316,7 @@ def _unpacked(data: bytes | None) -> str:
 
 
 _NODES = (paths.VFIO_NODES / "vfio", paths.IOMMU_NODE)
+_THUNDERBOLT = HostPath("/sys/bus/thunderbolt/devices")
 _DMAR_FLAGS = 37
 """Offset after the 36-byte header and the address width (struct acpi_table_dmar)."""
 _SECURITY = HostPath("/sys/kernel/security")
@@ -355,6 +356,11 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         distribution=read_distribution(tree),
         has_driver_override=_has_driver_override(tree, devices),
         has_modprobe=_has_modprobe() if tree.runs_programs else None,
+        unauthorized=tuple(
+            name
+            for name in tree.children(_THUNDERBOLT)
+            if tree.read(_THUNDERBOLT / name / "authorized") == "0"
+        ),
         kernel_log=read_kernel_log(tree),
     )
 

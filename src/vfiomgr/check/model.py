@@ -149,6 +149,8 @@ class Readiness(Value):
     """Whether modprobe is available; None for a recorded host."""
     copies: tuple[str, ...] = ()
     """Nodes of which a recorded host has only a copy, without mode and owner."""
+    unauthorized: tuple[str, ...] = ()
+    """Thunderbolt devices that are not authorized: `0-1`."""
     kernel_log: tuple[LoggedMessage, ...] | None = None
     """The known messages of the kernel log; None if it cannot be read."""
 

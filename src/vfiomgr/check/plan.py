@@ -109,6 +109,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.memlock, "memlock"),
             reading(_READINESS, platform_rules.lockdown, "lockdown"),
             reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
+            reading(_READINESS, platform_rules.unauthorized, "thunderbolt-unauthorized"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
             reading(_READINESS, log_rules.kernel_log, "kernel-log"),
         ),

@@ -187,9 +187,11 @@ def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
         return "enable interrupt remapping in the firmware setup (the DMAR table disables it)"
     option = "options vfio_iommu_type1 allow_unsafe_interrupts=1"
     unsafe = add_line(host, option, "/etc/modprobe.d/vfio_iommu_type1.conf")
+    can = facts.iommu_ecaps and all(ecap & _ECAP_REMAPS for ecap in facts.iommu_ecaps.values())
+    erratum = " (the kernel turns it off for an erratum of the chipsets Intel 5500, 5520 and X58)"
     return (
-        "check dmesg for remapping, and enable it in the firmware setup; if all guests are "
-        f"trusted, {unsafe}"
+        f"check dmesg for remapping{erratum if can else ''}, and enable it in the firmware setup; "
+        f"if all guests are trusted, {unsafe}"
     )
 
 
@@ -251,9 +253,20 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
     from difflib import get_close_matches  # noqa: PLC0415 - only a check needs it
 
     exact = {name.replace("-", "_") for name in (*_KNOWN, *_ALSO_KNOWN)}
+    tool = host.files.initramfs.tool if host.files.initramfs is not None else ""
     plain = {_SEPARATORS.sub("", name): name for name in _KNOWN}
     for word in host.kernel.words:
         name, sign, value = word.partition("=")
+        if name.startswith("rd.driver.") and tool in ("initramfs-tools", "mkinitcpio"):
+            yield finding(
+                "parameter-unknown",
+                "warning",
+                f"{name} has no effect: only dracut reads it",
+                (f"/proc/cmdline: {word}", f"the initramfs of this host is built by {tool}"),
+                "the kernel ignores parameters that it does not know",
+                f"remove {word} from the kernel command line{command_line(host)}; bind at boot by "
+                "address: vfiomgr bind ADDRESS --persist --update-initramfs",
+            )
         if name.replace("-", "_") in exact:
             continue
         for one in get_close_matches(_SEPARATORS.sub("", name), plain, 1, _CLOSE):
@@ -280,8 +293,27 @@ def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (f"/sys/kernel/security/lockdown: {facts.lockdown}",),
         "VFIO works, but modules without a trusted signature (e.g. vGPU drivers) do not load, and "
         "programs cannot write to the configuration space of devices (setpci)",
-        "sign such modules with an enrolled machine owner key (mokutil --import)",
+        "sign such modules with an enrolled machine owner key (mokutil --import); for programs "
+        "that write to devices, turn Secure Boot off in the firmware setup while they run",
     )
+
+
+def unauthorized(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report Thunderbolt devices that are not authorized: the kernel makes no tunnel for PCI."""
+    if facts.unauthorized:
+        before = "before the boot, as Xen knows only functions that exist then, "
+        yield finding(
+            "thunderbolt-unauthorized",
+            "info",
+            f"{counted(len(facts.unauthorized), 'Thunderbolt device')} without authorization",
+            tuple(f"{_THUNDERBOLT}/{name}/authorized: 0" for name in facts.unauthorized),
+            "the PCI functions behind a Thunderbolt device exist only after it is authorized",
+            f"{before if host.kernel.runs_on == 'xen' else ''}authorize it: boltctl list, then "
+            "boltctl enroll UUID",
+        )
+
+
+_THUNDERBOLT = "/sys/bus/thunderbolt/devices"
 
 
 def secure_boot(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -142,11 +142,20 @@ class ApplyContext(Value):
         return self.tree.is_live or not request.is_about_files
 
     def scan(self, request: Request | None = None, *others: Request) -> HostSnapshot:
-        """The host with all facts that a change needs, or several that are undone together."""
+        """The host with all facts that a change needs, or several that are undone together.
+
+        Raises:
+            UnknownDevice: a request names a function that does not exist, whoever uses the others.
+            HostError: the processes that use devices are not visible.
+
+        """
         host = scan_for(request, self.tree, self.machine, others)
         if host.users.processes is None and (
             request is None or any(map(self.needs_kernel, (request, *others)))
         ):
+            for one in filter(None, (request, *others)):
+                for address in () if one.is_about_files else one.named_functions:
+                    host.device(address)
             message = "cannot see which processes use devices: /proc hides files of some processes"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
         return host

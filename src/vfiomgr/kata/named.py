@@ -10,7 +10,7 @@ from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import check_guest_image
-from vfiomgr.kata.explain.releases import configured_faults
+from vfiomgr.kata.explain.releases import configured_faults, device_faults
 from vfiomgr.kata.facts import read_settings
 from vfiomgr.kata.kubernetes import is_label
 from vfiomgr.kata.model import (
@@ -53,9 +53,13 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
     release = KataRelease(installed.version or NEWEST, settings.runtime)
     image = gather.image_of(source.tree, settings)
     host = source.scan_devices()
-    faults = tuple(configured_faults(release, settings))
+    devices = _devices(host, addresses)
+    named = devices if addresses else []
+    groups = dict.fromkeys(device.iommu_group for device in named)
+    together = [d for number in groups for d in host.group_members(number) if not d.is_bridge]
+    faults = (*configured_faults(release, settings), *device_faults(settings, together))
     waits = installed.version is not None and release.version >= AGENT_WAITS
-    return check_guest_image(image, _devices(host, addresses), host, faults, waits_for_cdi=waits)
+    return check_guest_image(image, devices, host, faults, waits_for_cdi=waits)
 
 
 def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:

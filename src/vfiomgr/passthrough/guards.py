@@ -365,13 +365,16 @@ def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
     match use.kind:
         case "mounted-disk":
+            is_root = use.what.endswith(" on /")
             return blocker(
                 "mounted-disk",
                 device,
                 f"{device} has a disk that the host uses: {use.what}",
-                use.lift or "unmount it",
+                "use another disk controller for the guest"
+                if is_root
+                else use.lift or "unmount it",
                 LEAVE_IT_OUT,
-                allow("mounted-disk"),
+                *(() if is_root else (allow("mounted-disk"),)),
                 override="mounted-disk",
             )
         case "default-route":
@@ -574,7 +577,9 @@ def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnos
     """Return all reasons not to take functions from their host drivers."""
     off = iommu_off(host)
     if off is not None and devices:
-        yield off  # nothing else matters until it is on
+        yield off
+        for device in devices:
+            yield from _uses_but(host, device, kept=False)  # which an IOMMU does not change
         return
     yield from missing_backend(host) if devices else ()
     yield from _all(TAKING, host, devices)

@@ -160,6 +160,9 @@ def separating(
     is known to have another.
     """
     members, ports = host.group_members(own[0].iommu_group), _joining(host, own[0].iommu_group)
+    if all(device.is_nvswitch for device in own):
+        yield "leave the NVSwitches on the host with NVIDIA's Fabric Manager"
+        return
     words = acs_redirect_words(host.kernel.command_line)
     if words and ports:
         yield f"remove {' '.join(words)} from the kernel command line and reboot"

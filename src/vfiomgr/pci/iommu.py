@@ -75,6 +75,8 @@ class IommuState(Value):
     has_groups: bool
     smmus: int | None = None
     """The SMMUs that the table IORT lists; None without IORT, or if it cannot be read."""
+    has_tables: bool = True
+    """Whether ACPI tables are visible: without them it is unknown what the firmware describes."""
     is_known: bool = True
     """False for a recording without the relevant files: the absence of groups proves nothing."""
 
@@ -189,6 +191,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
         units=tuple(tree.children(paths.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(paths.ACPI_TABLES / n)),
         has_groups=has_device_groups(groups),
+        has_tables=tree.is_live or tree.exists(paths.ACPI_TABLES),
         smmus=_smmus_of(tree.read_bytes(paths.ACPI_TABLES / "IORT")),
     )
 

@@ -199,15 +199,16 @@ def _before_boot(host: HostSnapshot, words: str | None) -> str | None:
     kind, smmus = _kind(host), host.iommu.smmus
     setup = f"enable {kind.firmware} in the firmware setup"
     if host.iommu.firmware_tables:
-        if kind is _ARM and smmus == 0:
-            return f"{setup} (the table IORT lists none)"
         is_unread = kind is _ARM and smmus is None and words is None
-        return f"{setup}, or check dmesg for smmu if it is enabled" if is_unread else None
+        known = f"{setup} (the table IORT lists none)" if kind is _ARM and smmus == 0 else None
+        return f"{setup}, or check dmesg for smmu if it is enabled" if is_unread else known
     if host.kernel.runs_on == "guest":
         return _VIRTUAL.format(_VIRTUAL_ARM if kind is _ARM else _VIRTUAL_X86)
-    if not host.kernel.has_device_tree:
-        return _WITHOUT_IORT if kind is _ARM else setup
-    if words is not None:
+    if not host.kernel.has_device_tree and kind is not _ARM:
+        return setup
+    if not host.kernel.has_device_tree and host.iommu.has_tables:
+        return _WITHOUT_IORT
+    if words is not None or not host.kernel.has_device_tree:
         return None
     return f"use a device tree that enables {kind.firmware} for PCIe, if this machine has one"
 

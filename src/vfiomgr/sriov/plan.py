@@ -156,6 +156,7 @@ def _on_drivers(functions: Sequence[PciDevice]) -> Iterator[Diagnostic]:
             )
 
 
+_CLASS_NVME = "0108"
 _CLASS_NETWORK = "02"
 
 
@@ -210,6 +211,9 @@ def _plan_as_many(
     """Plan the settings if the number of virtual functions does not change."""
     present = _virtual_functions(host, device)
     already = f"{device} already has {request.count} of {device.sriov_totalvfs} virtual functions"
+    on_host = [vf for vf in present if vf.driver and not vf.is_on_vfio]
+    if on_host and device.sriov_drivers_autoprobe and not request.autoprobe:
+        already += f", {len(on_host)} on {on_host[0].driver} (sriov_drivers_autoprobe is 1)"
     steps = (
         *exchange_vectors(host, device, present, request.vectors),
         *_changes(host, device, request, checkpoint),
@@ -558,8 +562,16 @@ def _notes(
         yield shared
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the existing virtual functions are lost"
-    if not request.count:
-        return
+    if request.count:
+        yield from _notes_of_new(device, request)
+
+
+def _notes_of_new(device: PciDevice, request: SetVirtualFunctions) -> Iterator[str]:
+    if device.class_code.startswith(_CLASS_NVME):
+        yield (
+            "each virtual function is a secondary controller, which answers after it has queues "
+            "and interrupts, is online (nvme virt-mgmt) and has a namespace (nvme attach-ns)"
+        )
     if device.driver == DRIVER and not request.autoprobe:
         for_vgpus = f"vfiomgr vgpu mode {device.address} vgpu"
         yield (

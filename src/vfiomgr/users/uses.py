@@ -111,9 +111,10 @@ def _facts(
 
     The uses of an interface above it end for this one when the two are separated.
     """
-    master = tree.link_name(NETWORK / interface / "master")
-    if master is not None:
-        yield f"part of {master}", f"ip link set {quote(interface)} nomaster"
+    masters = tuple(_masters(tree, interface))
+    master = next(iter(masters), None)
+    if masters:
+        yield f"part of {', part of '.join(masters)}", f"ip link set {quote(interface)} nomaster"
     for upper in _uppers(tree, interface):
         if upper != master:
             yield f"below {upper}", f"ip link delete {quote(upper)}"
@@ -159,6 +160,15 @@ def _uppers(tree: HostTree, interface: str) -> tuple[str, ...]:
     """Bridges, bonds, VLANs and others above (netdev_adjacent_sysfs_add in net/core/dev.c)."""
     names = tree.children(NETWORK / interface)
     return tuple(name.removeprefix("upper_") for name in names if name.startswith("upper_"))
+
+
+def _masters(tree: HostTree, interface: str) -> Iterator[str]:
+    """The bond or bridge that an interface is part of, and those that this is part of."""
+    found = {interface}
+    while (master := tree.link_name(NETWORK / interface / "master")) and master not in found:
+        yield master
+        found.add(master)
+        interface = master
 
 
 def _above(tree: HostTree, interface: str) -> tuple[str, ...]:

@@ -54,6 +54,56 @@ def test_words_that_are_parameters_or_unlike_any_are_not(line: str) -> None:
     assert found(host(kernel_command_line=line, readiness=facts()), "parameter-unknown") is None
 
 
+@pytest.mark.parametrize(
+    ("tool", "is_found"),
+    [("mkinitcpio", True), ("initramfs-tools", True), ("dracut", False), ("booster", False)],
+)
+def test_only_dracut_reads_its_parameters(
+    tool: str,
+    is_found: bool,  # noqa: FBT001
+) -> None:
+    there = host(
+        kernel_command_line="ro rd.driver.pre=vfio-pci",
+        readiness=facts(),
+        initramfs=Initramfs(tool),
+    )
+    finding = found(there, "parameter-unknown")
+    assert (finding is not None) is is_found
+    assert finding is None or "remove rd.driver.pre=vfio-pci" in finding.remedy
+
+
+def test_thunderbolt_devices_that_wait_are_found(tmp_path: Path) -> None:
+    there = read(
+        tmp_path,
+        """
+        sys/bus/thunderbolt/devices/0-1/authorized: 0
+        sys/bus/thunderbolt/devices/0-3/authorized: 1
+        sys/bus/thunderbolt/devices/domain0/security: user
+        """,
+    )
+    assert there.unauthorized == ("0-1",)
+    finding = found(host(readiness=there), "thunderbolt-unauthorized")
+    assert finding is not None
+    assert finding.remedy.startswith("authorize it: boltctl")
+    xen = found(host(readiness=there, runs_on="xen"), "thunderbolt-unauthorized")
+    assert xen is not None
+    assert xen.remedy.startswith("before the boot")
+    assert found(host(readiness=facts()), "thunderbolt-unauthorized") is None
+
+
+def test_a_gpu_that_the_loaded_vendor_reset_does_not_know_is_told() -> None:
+    amd = device(vendor_id="1002", device_id="1900", reset_method=("bus",))
+    loaded = facts(modules=(KernelModule("vendor_reset", "loaded"),))
+    for there, expected in (
+        (host(amd, readiness=loaded), True),
+        (host(amd, readiness=facts()), False),
+        (host(device(reset_method=("bus",)), readiness=loaded), False),
+    ):
+        finding = found(there, "weak-reset")
+        assert finding is not None
+        assert ("vendor_reset does not support 1002:1900" in finding.evidence[0]) is expected
+
+
 def gone(state: ModuleState | None) -> str | None:
     """How grave it is that vfio_virqfd is in a list."""
     known = facts(

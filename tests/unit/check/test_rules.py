@@ -238,6 +238,7 @@ def test_unsafe_interrupts_are_those_of_the_last_setting(
         ("", {"config": {"IRQ_REMAP": "n"}, "config_source": "/boot/c"}, "CONFIG_IRQ_REMAP"),
         ("", {"dmar_flags": 0}, "firmware setup (the DMAR table disables it)"),
         ("", {"dmar_flags": 1}, "allow_unsafe_interrupts=1"),
+        ("", {"iommu_ecaps": {"dmar0": 0x8}}, "for an erratum of the chipsets Intel 5500"),
     ],
 )
 def test_the_remedy_for_interrupts_fits_the_cause(
@@ -886,6 +887,14 @@ def test_nvswitches_are_no_gpus(rule: str) -> None:
     assert severity(with_gpu, rule) is None
 
 
+def test_nvswitches_of_one_group_have_no_slot_to_be_moved_to() -> None:
+    together = tuple(replace(one, iommu_group=6) for one in SWITCHES)
+    finding = found(host(device(iommu_group=4), *together), "no-isolation")
+    assert finding is not None
+    assert "Fabric Manager" in finding.remedy
+    assert "slot" not in finding.remedy
+
+
 def amd(device_id: str, address: str = "0000:0a:00.0", **changes: Any) -> PciDevice:
     """A GPU of AMD."""
     plain = {"vendor_id": "1002", "class_code": "030000", "driver": "amdgpu", "iommu_group": 10}
@@ -931,7 +940,7 @@ def test_the_remedy_of_an_amd_reset_fits_the_kernel() -> None:
     loaded = facts(modules=(KernelModule("vendor_reset", "loaded"),))
     finding = found(host(gpu, readiness=loaded), "amd-reset")
     assert finding is not None
-    assert finding.remedy.endswith(told)
+    assert f"{told} (again at each boot" in finding.remedy
     assert "modprobe" not in finding.remedy
     old = found(host(amd("731f", reset_method=()), readiness=facts()), "amd-reset")
     assert old is not None

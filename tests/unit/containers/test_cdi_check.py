@@ -131,12 +131,16 @@ READY = with_nodes(host_of(GPU, AUDIO, at(GPU, 5)))
         (vfio("/dev/vfio/5"), "leads-elsewhere", "leads to 0000:05:00.0"),
         (vfio("/dev/vfio/5", "gpu5"), None, ""),
         (vfio("/dev/vfio/5", "0000:05:ff.0"), "leads-elsewhere", "leads to 0000:05:00.0"),
-        (vfio("/dev/nvidia9", "gpu9"), "node-missing", "/dev/nvidia9 does not exist"),
+        (
+            vfio("/dev/nvidia9", "gpu9"),
+            "node-missing",
+            "does not exist on this host, which has /dev/nvidia0",
+        ),
         (vfio("/dev/nvidia0", "gpu0"), None, ""),
     ],
 )
 def test_what_is_behind_a_device_is_looked_at(text: str, rule: str | None, told: str) -> None:
-    nodes = {"/dev/nvidia0": True, "/dev/nvidia9": False}
+    nodes = {"/dev/nvidia0": True, "/dev/nvidia9": False, "/dev/nvidiactl": True}
     report = check([etc(text)], CONSUMERS, READY, nodes)
     assert rules(report) == ({rule} if rule else set())
     if rule:

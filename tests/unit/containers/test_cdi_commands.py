@@ -205,6 +205,19 @@ def test_check_is_of_one_consumer_or_of_files_that_are_named(
     assert "nvidia.yaml" not in answer.stdout
 
 
+def test_a_node_with_another_number_is_named(run: Run, kernel: FakeKernel) -> None:
+    spec = (
+        '{"cdiVersion": "0.5.0", "kind": "v.io/gpu", "devices": [{"name": "a", "containerEdits": '
+        '{"deviceNodes": [{"path": "/dev/dri/renderD129"}]}}]}'
+    )
+    kernel.sysfs.put_bytes("/etc/cdi/v.json", spec.encode())
+    kernel.sysfs.put_bytes("/dev/dri/card0", b"")
+    assert "renderD129 does not exist on this host\n" in run("check", "cdi").stdout
+    kernel.sysfs.put_bytes("/dev/dri/renderD128", b"")
+    told = run("check", "cdi").stdout
+    assert "renderD129 does not exist on this host, which has /dev/dri/renderD128\n" in told
+
+
 def test_a_snapshot_is_checked_as_the_host_is(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
     _mixed(run, kernel)
     file = tmp_path / "host.json"

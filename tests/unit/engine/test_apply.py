@@ -524,3 +524,14 @@ def test_the_host_is_looked_at_again_where_another_run_did_something_meanwhile(
     assert len(scans) == 1
     assert outcome.is_changed is not is_disturbed
     assert driver(kernel, GPU) == "vfio-pci"
+
+
+def test_an_unknown_address_is_refused_before_the_processes_are_looked_for(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.users.uses.read_users", lambda *_a, **_k: None)
+    work = transaction.ApplyContext(kernel)
+    with pytest.raises(UsageError, match=r"no such PCI device: 0000:99:00\.0"):
+        work.scan(Bind((PciAddress.parse("0000:99:00.0"),)))
+    with pytest.raises(HostError, match="cannot see which processes use devices"):
+        work.scan(Bind((PciAddress.parse("0000:01:00.0"),)))

@@ -235,6 +235,14 @@ def test_mistakes_are_told(node: FakeKernel, run: Run, line: str, words: str) ->
     assert text(node, DROP_IN) is None
 
 
+def test_of_several_runtimes_that_of_a_kubernetes_is_proposed(node: FakeKernel, run: Run) -> None:
+    put(node, "/usr/local/bin/rke2", "")
+    put(node, "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "version = 3\n")
+    answer = run("runtime", "install", "--kata")
+    assert answer.status == 2
+    assert "select one, e.g. --runtime rke2" in answer.stderr
+
+
 def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run) -> None:
     put(node, "/usr/bin/dockerd", "")
     assert run("runtime", "install", "--kata", "--dry-run").status == 0, (
@@ -244,6 +252,7 @@ def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run)
     answer = run("runtime", "install", "--kata")
     assert answer.status == 2
     assert "several container runtimes found: containerd, crio" in answer.stderr
+    assert "e.g. --runtime containerd" in answer.stderr
     assert run("runtime", "install", "--kata", "--runtime", "crio").status == 0
     assert text(node, "/etc/crio/crio.conf.d/50-vfiomgr.conf")
 

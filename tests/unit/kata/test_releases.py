@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.unit.devices import pci_device
 from tests.unit.kata.test_explain_releases import COLD, ON_ROOT_BUS, explained, found_by
 from tests.unit.kata_breaks import is_certain
 from tests.unit.kata_nodes import CONFIGURATION, KIND, KataNode
-from vfiomgr.kata.explain.releases import configured_faults
+from vfiomgr.kata.explain.releases import configured_faults, device_faults
 from vfiomgr.kata.facts import KataSettings
 from vfiomgr.kata.model import KataRelease, RuntimeName
 from vfiomgr.paths import HostPath
@@ -88,6 +90,31 @@ def test_a_cgroup_of_the_sandbox_may_lack_the_group_in_early_releases(
     release = KataRelease(Version.parse(version), "go")
     found = list(configured_faults(release, settings("qemu", sandbox_cgroup_only=is_set)))
     assert [f.severity for f in found] == ["warning"] * is_found
+
+
+def told(hypervisor: str, *groups: int, **keys: object) -> list[str]:
+    """The rules about functions of these groups with a configuration."""
+    document = {"hypervisor": {hypervisor: keys}, "runtime": {}}
+    path = HostPath("/etc/kata-containers/configuration.toml")
+    functions = [
+        replace(pci_device(f"0000:0{n}:00.0"), iommu_group=group) for n, group in enumerate(groups)
+    ]
+    return [f.rule for f in device_faults(KataSettings(path, (), document), functions)]
+
+
+def test_functions_of_one_group_are_apart_behind_an_iommu_of_the_guest() -> None:
+    assert told("qemu", 4, 4, enable_iommu=True) == ["kata-address-spaces"]
+    assert told("qemu", 4, 5, enable_iommu=True) == []
+    assert told("qemu", 4, enable_iommu=True) == []
+    assert told("qemu", 4, 4) == []
+
+
+def test_cloud_hypervisor_may_refuse_a_second_device_that_is_hot_plugged() -> None:
+    hot = {"hot_plug_vfio": "root-port"}
+    assert told("clh", 4, 5, **hot) == ["kata-hypervisor-devices"]
+    assert told("clh", 4, **hot) == []
+    assert told("clh", 4, 5, cold_plug_vfio="root-port", hot_plug_vfio="no-port") == []
+    assert told("qemu", 4, 5, **hot) == []
 
 
 @pytest.mark.parametrize(

@@ -334,3 +334,13 @@ def test_what_is_no_domain(text: bytes, what: str) -> None:
 def test_the_exclusion_of_a_set_concerns_what_is_before_it() -> None:
     cpu = domain(above="<cputune><vcpupin vcpu='0' cpuset='^1,0-2, 7'/></cputune>").cpu
     assert cpu.pins == ((0, frozenset({0, 1, 2, 7})),)
+
+
+def test_an_address_whose_domain_became_the_bus_is_written_right() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        domain(PCI.format("bus='0x0001' slot='0xd6' function='0x0'"))
+    right = "for 0001:d6:00.0 write domain='0x0001' bus='0xd6' slot='0x00' function='0x0'"
+    assert caught.value.hint == f"use at most 0x1f; {right}"
+    with pytest.raises(InvalidDocument) as caught:
+        domain(PCI.format("slot='0xd6'"))
+    assert caught.value.hint == "use at most 0x1f"

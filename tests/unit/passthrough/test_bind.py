@@ -496,7 +496,7 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     console = replace(GPU, **CONSOLE)
     drawn = replace(GPU, nodes=("/dev/dri/card1",))
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
-    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /srv")
     route = HostUse(GPU.address, "default-route", "eth0")
     network = HostUse(GPU.address, "network", "interface eth1: part of br0")
     return [
@@ -511,7 +511,7 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
             with_facts(host_of(drawn), users=(user,)),
             r"in use by: gnome-shell \(PID 812\)",
         ),
-        ("mounted-disk", with_facts(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
+        ("mounted-disk", with_facts(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /srv"),
         ("default-route", with_facts(host_of(GPU), host_uses=(route,)), "interface eth0"),
         ("vgpu-function", vgpu_function("mdev"), "virtual function for nvidia vGPUs"),
     ]
@@ -521,7 +521,7 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     ("use", "first"),
     [
         (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /m", "umount /m"), "umount /m"),
-        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /"), "unmount it"),
+        (HostUse(GPU.address, "mounted-disk", "/dev/sda1 as swap"), "unmount it"),
         (
             HostUse(GPU.address, "network", "interface eth1: x", "ip link set eth1 down"),
             "ip link set eth1 down",
@@ -533,6 +533,28 @@ def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
 ) -> None:
     hint = refusal(with_facts(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
     assert hint.startswith(f"{first}, or pass --allow ")
+
+
+def test_the_root_file_system_has_no_remedy_but_another_disk() -> None:
+    root = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /")
+    refused = refusal(with_facts(host_of(GPU), host_uses=(root,)), "0000:04:00.0")
+    assert refused.hint == "use another disk controller for the guest"
+    allowed = bind(
+        with_facts(host_of(GPU), host_uses=(root,)),
+        "0000:04:00.0",
+        allow=frozenset({"mounted-disk"}),
+    )
+    assert allowed
+
+
+def test_what_the_host_uses_is_told_although_the_iommu_is_off() -> None:
+    disk = HostUse(GPU.address, "mounted-disk", "/dev/sda1 on /srv")
+    off = IommuState((), (), has_groups=False)
+    alone = replace(GPU, iommu_group=None)
+    both = refusal(with_facts(host_of(alone), host_uses=(disk,), iommu=off), "0000:04:00.0")
+    assert [one.rule for one in diagnostics_of(both)] == ["iommu", "mounted-disk"]
+    one = refusal(with_facts(host_of(alone), host_uses=(), iommu=off), "0000:04:00.0")
+    assert [each.rule for each in diagnostics_of(one)] == ["iommu"]
 
 
 def vgpu_function(family: Family) -> HostSnapshot:

@@ -138,3 +138,11 @@ def test_a_firmware_of_arm_without_the_table_has_no_setting_for_an_smmu() -> Non
     told = remedy(**ARM)
     assert told.startswith("use firmware with the ACPI table IORT")
     assert "firmware setup" not in told
+
+
+def test_a_recording_without_acpi_says_nothing_about_the_firmware() -> None:
+    state = IommuState((), (), has_groups=False, has_tables=False)
+    plain = host_of(replace(pci_device(), iommu_group=None))
+    told = iommu_remedy(with_facts(plain, iommu=state, kernel_command_line="quiet", **ARM))
+    assert "IORT" not in told
+    assert told.startswith("check dmesg for smmu")

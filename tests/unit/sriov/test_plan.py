@@ -64,6 +64,12 @@ def test_autoprobe_that_was_off_is_off_again(*, autoprobe: bool) -> None:
     assert any("stays 0" in note for note in made.notes) is not autoprobe
 
 
+def test_virtual_functions_of_nvme_need_more_than_to_be_made() -> None:
+    nvme = replace(NIC, class_code="010802", driver="nvme")
+    assert "secondary controller" in set_vfs(host_of(nvme), 4).notes[0]
+    assert not any("secondary" in note for note in set_vfs(host_of(NIC), 4).notes)
+
+
 def test_a_kernel_without_autoprobe_is_told_of() -> None:
     made = set_vfs(host_of(replace(NIC, sriov_drivers_autoprobe=None)), 4)
     assert made.steps == (count(0, 4),)
@@ -95,7 +101,14 @@ def test_as_many_as_there_are_is_nothing_to_do_whoever_has_them() -> None:
     host = with_facts(with_vf(replace(VF, driver="vfio-pci")), users=(user,))
     made = set_vfs(host, 1)
     assert made.is_empty
-    assert "already has 1 of 8 virtual functions" in made.already[0]
+    assert made.already[0].endswith("already has 1 of 8 virtual functions")
+
+
+def test_virtual_functions_on_a_host_driver_are_told() -> None:
+    there = with_vf(replace(VF, driver="iavf"))
+    told = set_vfs(there, 1).already[0]
+    assert told.endswith("functions, 1 on iavf (sriov_drivers_autoprobe is 1)")
+    assert "iavf" not in set_vfs(there, 1, autoprobe=True).already[0]
 
 
 def used() -> list[tuple[HostSnapshot, str]]:

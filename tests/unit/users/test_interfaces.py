@@ -85,6 +85,14 @@ def upper(name: str, *, is_master: bool, lower: str = NIC) -> str:
             "ip link set eth0 nomaster",
         ),
         (
+            DOWN
+            + upper("bond0", is_master=True)
+            + f"{VIRTUAL}/bond0/master -> /{VIRTUAL}/br0\nsys/class/net/br0 -> /{VIRTUAL}/br0"
+            + f"\n{VIRTUAL}/br0/flags: 0x1003",
+            "part of bond0, part of br0",
+            "ip link set eth0 nomaster",
+        ),
+        (
             DOWN + upper("eth0.7", is_master=False),
             "below eth0.7",
             "ip link delete eth0.7",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from string import digits
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
@@ -351,8 +352,12 @@ def _unavailable(context: Specifications) -> Iterator[CdiFinding]:
                 remedy = f"{_binding(each.device, target)}{leave}"
                 yield from each.problem("stale", _path_of(place), what, remedy)
             elif target.kind not in VFIO and nodes.get(target.path) is False:
+                alike = target.path.rstrip(digits)
+                now = [path for path, is_there in nodes.items() if is_there]
+                now = [path for path in now if path.rstrip(digits) == alike != path]
                 what, remedy = (
-                    f"{start} does not exist on this host",
+                    f"{start} does not exist on this host"
+                    + (f", which has {listed(now, _NAMED)}" if now else ""),
                     f"load its driver, or {again}",
                 )
                 yield from each.problem("node-missing", _path_of(place), what, remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from difflib import get_close_matches
+from string import digits
 from typing import TYPE_CHECKING, Annotated, Unpack, cast
 
 from msgspec.structs import replace
@@ -220,6 +221,10 @@ def _present_nodes(
         return None
     names = sorted(judge.other_nodes(files))
     there = {name: source.tree.exists(HostPath(os.path.normpath(name))) for name in names}
+    for name in [name for name, is_there in there.items() if not is_there]:
+        path = HostPath(os.path.normpath(name))
+        others = (path.parent / other for other in source.tree.children(path.parent))
+        there |= {p: True for p in others if p.rstrip(digits) == path.rstrip(digits) != p}
     for name in sorted(judge.host_files(files)):
         path = HostPath(os.path.normpath(name))
         if source.tree.exists(path.parent):  # else the tree may only be a part of a host

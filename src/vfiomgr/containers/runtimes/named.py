@@ -276,7 +276,8 @@ def _only(host: HostSource, how: str) -> ProgramName:
         return named[0]
     if named:
         message = f"several container runtimes found: {', '.join(named)}"
-        raise UsageError(message, f"select one, e.g. --runtime {named[0]}")
+        own = (name for name in named if name not in ("containerd", "crio"))  # with a kubelet
+        raise UsageError(message, f"select one, e.g. --runtime {next(own, named[0])}")
     message = "no container runtime found (containerd, CRI-O, Docker, k3s, rke2)"
     raise UsageError(message, how)
 

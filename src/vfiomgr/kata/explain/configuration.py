@@ -566,6 +566,9 @@ RULES: RuleSet[PodContext] = register(
             reading(SETTINGS, _timeouts, "kata-kubelet-timeout"),
             reading(SETTINGS, _agent_timeout, "kata-agent-timeout"),
             reading(SETTINGS, releases.of_configuration, "kata-hypervisor", "kata-sandbox-cgroup"),
+            reading(
+                SETTINGS, releases.of_devices, "kata-hypervisor-devices", "kata-address-spaces"
+            ),
             reading(SETTINGS, releases.untranslated, "kata-pcidevice"),
             reading(SETTINGS, releases.mapped_twice, "kata-mapped-twice"),
             reading(SETTINGS, releases.dropped, "kata-block-volumes"),

@@ -350,7 +350,13 @@ RULES: RuleSet[GuestContext] = register(
     RuleSet(
         "a Kata guest",
         rules=(
-            rule(lambda context: context.faults, "kata-hypervisor", "kata-sandbox-cgroup"),
+            rule(
+                lambda context: context.faults,
+                "kata-hypervisor",
+                "kata-sandbox-cgroup",
+                "kata-hypervisor-devices",
+                "kata-address-spaces",
+            ),
             rule(_settings, "guest-setting"),
             rule(_files, "guest-file"),
             rule(_root, "guest-root"),

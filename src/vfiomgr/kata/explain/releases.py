@@ -8,14 +8,16 @@ from vfiomgr.diagnostic import finding
 from vfiomgr.kata.explain.context import chain_break
 from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT
 from vfiomgr.kata.model import OLDEST, KataRelease
-from vfiomgr.units import Version, size
+from vfiomgr.units import Version, counted, size
+from vfiomgr.value import values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.facts import KataSettings
+    from vfiomgr.pci.model import PciDevice
 
 _VFIO_SINCE: dict[str, dict[str, Version | None]] = {
     "go": {"firecracker": None, "stratovirt": None, "dragonball": Version(3, 3)},
@@ -70,6 +72,47 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
             f"use Kata {_CGROUP_WITH_DEVICES} or a later Kata, or set sandbox_cgroup_only = false",
             subject=settings.path,
         )
+
+
+def device_faults(settings: KataSettings, functions: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """What these functions, with all of their IOMMU groups, cannot have together in one guest."""
+    if settings.hypervisor == _CLH and len(functions) > 1 and settings.hot_plug != NO_PORT:
+        yield finding(
+            "kata-hypervisor-devices",
+            "warning",
+            f"Cloud Hypervisor may refuse a second device: {counted(len(functions), 'function')}",
+            (f"{settings.path}: [hypervisor.{_CLH}], hot_plug_vfio = {settings.hot_plug}",),
+            "it may map BARs of several hot-plugged devices to one place: IommuDmaMap fails with "
+            "error 17 (cloud-hypervisor#6845)",
+            "use a configuration of QEMU ([hypervisor.qemu]) for several devices",
+            subject=settings.path,
+        )
+    by_group = values_by_key((device.iommu_group, device) for device in functions)
+    for number, members in by_group.items() if settings.has_iommu else ():
+        if number is not None and len(members) > 1 and settings.hypervisor == _QEMU:
+            mode = settings.vfio_mode
+            yield finding(
+                "kata-address-spaces",
+                "warning",
+                f"functions of IOMMU group {number} have separate groups in the guest: "
+                + ", ".join(str(device.address) for device in members),
+                (f"{settings.path}: enable_iommu = true, vfio_mode = {mode}",),
+                "with an IOMMU in the guest each function behind its own port has an address space "
+                'of its own, and QEMU may refuse the group ("used in multiple address spaces")',
+                f"write {'' if mode == GUEST_KERNEL else _IN_GUEST}enable_iommu = false, or use a "
+                "device that is alone in its group",
+                subject=settings.path,
+            )
+
+
+_CLH, _QEMU = "clh", "qemu"
+_IN_GUEST = f'vfio_mode = "{GUEST_KERNEL}" and '
+
+
+def of_devices(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """The same for the devices that the kubelet could give to a pod."""
+    functions = dict.fromkeys(one for each in context.picked for one in each.functions)
+    return device_faults(settings, tuple(functions))
 
 
 def of_configuration(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:

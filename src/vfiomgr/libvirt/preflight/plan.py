@@ -197,6 +197,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(settings.rom_file, "rom-relative", "rom-missing"),
             rule(settings.nvlink, "fabric-divided", "fabric-partition"),
             rule(settings.code_43, "code-43"),
+            rule(settings.muxless, "code-43-laptop"),
         ),
         not_checked=(_not_checked,),
         unknown=(_unknown,),

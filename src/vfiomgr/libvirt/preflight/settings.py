@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CCW = "vfio-ccw"
 _NVIDIA = "10de"
+_CLASS_3D = "0302"
 _BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
@@ -301,5 +302,28 @@ def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
                 "domain --hide-kvm",
                 "add kvm=off to -cpu",
             ),
+            subject=device,
+        )
+
+
+def muxless(context: PreflightContext) -> Iterator[Diagnostic]:
+    """GeForce of laptops without outputs: their video BIOS is in ACPI (_ROM), not in the card."""
+    for taken in context.functions:
+        device = taken.device
+        is_nvidia = device.vendor_id == _NVIDIA and device.class_code.startswith(_CLASS_3D)
+        if not is_nvidia or "GeForce" not in device.name:
+            continue
+        yield finding(
+            "code-43-laptop",
+            "info",
+            f"the driver of {device} may stop with Code 43 in a guest",
+            (
+                context.cite(taken.hostdev),
+                f"{sysfs(device)}: {device.name}, class {device.class_code} (without outputs)",
+            ),
+            "drivers for such a GPU may need its ROM by ACPI, the subsystem IDs of the laptop, and "
+            "a battery, which a guest does not have",
+            "if it stops: pass an ACPI table (SSDT) with _ROM and one with a battery, and set "
+            f"x-pci-sub-vendor-id and x-pci-sub-device-id to {device.subsystem_id or 'its own'}",
             subject=device,
         )

@@ -46,7 +46,14 @@ def number_of(element: Element, attribute: str, most: int, default: int | None =
     if found is None:
         element.fail(f"invalid number: {attribute}={text!r}", _HOW_TO_WRITE)
     if found > most:
-        element.fail(f"number too large: {attribute}={text!r}", f"use at most {most:#x}")
+        remedy = f"use at most {most:#x}"
+        bus = whole_number(element.get("bus")) if attribute == "slot" else None
+        if bus is not None and found <= _LIMITS["bus"]:
+            remedy += (
+                f"; for {bus:04x}:{found:02x}:00.0 write domain='{bus:#06x}' bus='{found:#04x}' "
+                "slot='0x00' function='0x0'"
+            )
+        element.fail(f"number too large: {attribute}={text!r}", remedy)
     return found
 
 

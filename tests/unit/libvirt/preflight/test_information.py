@@ -56,6 +56,7 @@ APART = BOTH.replace(
 OLD = function(
     "0000:05:00.0", name="NVIDIA Corporation GF114 [GeForce GTX 560 Ti]", class_code="030000"
 )
+MOBILE = replace(OLD, name="NVIDIA GP107M [GeForce GTX 1050 Mobile]", class_code="030200")
 OLD_ELEMENT = NIC_ELEMENT.replace("bus='0x02'", "bus='0x05'")
 SWITCH = function("0000:08:00.0", class_code="068000", name="NVIDIA GA100 [A100 NVSwitch]")
 
@@ -143,6 +144,7 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             "fmpm",
         ),
         ("code-43", xml(OLD_ELEMENT), host(OLD), "<hidden state='on'/>"),
+        ("code-43-laptop", xml(OLD_ELEMENT), host(MOBILE), "an ACPI table (SSDT) with _ROM"),
     ],
 )
 def test_what_is_worth_knowing_is_told(
@@ -157,6 +159,12 @@ def test_code_43_is_told_of_old_cards_alone_that_see_kvm() -> None:
         xml(OLD_ELEMENT, system="").replace("<cpu", hidden + "<cpu"), host(OLD)
     )
     assert "code-43" not in information(xml())
+
+
+def test_a_gpu_with_outputs_or_for_servers_is_not_that_of_a_laptop() -> None:
+    for changes in ({"class_code": "030000"}, {"name": "NVIDIA TU104GL [Tesla T4]"}):
+        other = replace(MOBILE, **changes)
+        assert "code-43-laptop" not in information(xml(OLD_ELEMENT), host(other))
 
 
 def test_a_running_domain_does_not_hold_its_own_devices_against_itself() -> None:
