@@ -206,16 +206,12 @@ def test_check_is_of_one_consumer_or_of_files_that_are_named(
 
 
 def test_a_node_with_another_number_is_named(run: Run, kernel: FakeKernel) -> None:
-    spec = (
-        '{"cdiVersion": "0.5.0", "kind": "v.io/gpu", "devices": [{"name": "a", "containerEdits": '
-        '{"deviceNodes": [{"path": "/dev/dri/renderD129"}]}}]}'
-    )
-    kernel.sysfs.put_bytes("/etc/cdi/v.json", spec.encode())
-    kernel.sysfs.put_bytes("/dev/dri/card0", b"")
-    assert "renderD129 does not exist on this host\n" in run("check", "cdi").stdout
-    kernel.sysfs.put_bytes("/dev/dri/renderD128", b"")
+    nodes = [{"path": "/dev/dri/renderD149"}, {"path": "/dev/nvidia9"}]
+    devices = [{"name": "all", "containerEdits": {"deviceNodes": nodes}}]
+    put(kernel, "/etc/cdi/v.json", spec(kind="example.com/gpu", devices=devices))
     told = run("check", "cdi").stdout
-    assert "renderD129 does not exist on this host, which has /dev/dri/renderD128\n" in told
+    assert "renderD149 does not exist on this host, which has /dev/dri/renderD1" in told
+    assert "nvidia9 does not exist on this host\n" in told
 
 
 def test_a_snapshot_is_checked_as_the_host_is(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
