@@ -279,6 +279,27 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     return [d for d in whole if not (_is_amd(d) and d.device_id in known)]
 
 
+def without_node(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GPUs whose NUMA node the firmware of a host with several does not report."""
+    nodes = host.topology.nodes if host.topology is not None else ()
+    devices = [d for d in gpus(host) if d.numa_node is None]
+    is_read = any(device.numa_node is not None for device in host.devices)
+    if devices and is_read and len(nodes) > 1 and host.kernel.runs_on is None:
+        yield finding(
+            "numa-unknown",
+            "info",
+            f"the NUMA node of {counted(len(devices), 'GPU')} is unknown",
+            (
+                *(f"{_DEVICES}/{device.address}/numa_node: -1" for device in devices),
+                f"this host has {len(nodes)} NUMA nodes",
+            ),
+            "guests and pods cannot be placed near it; a kubelet with topologyManagerPolicy "
+            "single-numa-node places pods without regard to it, and an old one may refuse them",
+            "update the firmware, or look for settings of NUMA nodes in its setup; if a kubelet "
+            "refuses pods (TopologyAffinityError), update the kubelet",
+        )
+
+
 def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report GPUs that the kernel may power off while they are idle."""
     if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":

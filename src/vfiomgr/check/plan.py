@@ -78,6 +78,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.no_reset, "no-reset"),
             rule(device_rules.weak_reset, "weak-reset"),
             rule(device_rules.gvt_g, "gvt-g"),
+            rule(device_rules.without_node, "numa-unknown"),
             rule(device_rules.resizable_bar, "resizable-bar"),
             reading(
                 _READINESS,

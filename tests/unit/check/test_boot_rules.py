@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.check.test_facts import RELEASE, read
 from tests.unit.check.test_rules import device, facts, found, host, severity
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.check.model import LOAD, KernelModule, ModuleSetting
+from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.persistence.facts import read_initramfs
 from vfiomgr.persistence.model import Initramfs
 
@@ -102,6 +104,26 @@ def test_a_gpu_that_the_loaded_vendor_reset_does_not_know_is_told() -> None:
         finding = found(there, "weak-reset")
         assert finding is not None
         assert ("vendor_reset does not support 1002:1900" in finding.evidence[0]) is expected
+
+
+def test_a_gpu_without_a_node_is_told_where_there_are_several() -> None:
+    node = NumaNode(0, (0,), 1 << 30, 1 << 30, ())
+    several = HostTopology(nodes=(node, replace(node, number=1)))
+    lost, near = device(numa_node=None), device("0000:05:00.0", numa_node=1, iommu_group=5)
+    finding = found(host(lost, near, topology=several), "numa-unknown")
+    assert finding is not None
+    assert finding.evidence == (
+        "/sys/bus/pci/devices/0000:04:00.0/numa_node: -1",
+        "this host has 2 NUMA nodes",
+    )
+    for there in (
+        host(lost, near, topology=HostTopology(nodes=(node,))),
+        host(lost, near),
+        host(near, topology=several),
+        host(lost, topology=several),
+        host(lost, near, topology=several, runs_on="guest"),
+    ):
+        assert found(there, "numa-unknown") is None
 
 
 def gone(state: ModuleState | None) -> str | None:
