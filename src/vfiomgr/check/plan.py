@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import device_rules, driver_rules, log_rules, platform_rules
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.check.model import Readiness
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -58,6 +60,18 @@ _READINESS: Fact[HostSnapshot, Readiness] = Fact(
     lambda host: host.readiness, "firmware, limits, settings of modules", "not in the snapshot"
 )
 """What a scan reads only for a check."""
+
+
+def _kernel_log(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    return log_rules.kernel_log(host, facts, partial(_find, host))
+
+
+def _find(host: HostSnapshot, *names: str) -> Iterator[Diagnostic]:
+    """The findings of some rules, except those about the kernel log."""
+    for each in RULES.named(*names):
+        if "kernel-log" not in each.names:
+            yield from each.find(host)
+
 
 RULES: RuleSet[HostSnapshot] = register(
     RuleSet(
@@ -112,7 +126,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
             reading(_READINESS, platform_rules.unauthorized, "thunderbolt-unauthorized"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
-            reading(_READINESS, log_rules.kernel_log, "kernel-log"),
+            reading(_READINESS, _kernel_log, "kernel-log"),
         ),
         not_checked=(_not_checked,),
         unknown=(platform_rules.unread,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ from vfiomgr.documents.text import parse_toml
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 KERNEL = "the kernel"
 NVIDIA = "NVIDIA's drivers"
@@ -101,6 +102,35 @@ def explanations(text: str) -> tuple[KnownMessage, ...]:
     """The known messages that a text has; line breaks and spaces of a copy do not matter."""
     words = " ".join(text.split())
     return tuple(message for message in known_messages() if message.matches(words))
+
+
+_WORD = re.compile(r"[A-Za-z_]{3,}")
+_RARE = 8
+"""Messages that may have a word that tells them apart."""
+_FEWEST_COMMON = 3
+_LEAST_SHARE = 0.5
+
+
+def similar(text: str, most: int = 2) -> tuple[KnownMessage, ...]:
+    """The known messages that share most rare words with a text that is none of them.
+
+    At least three rare words, and half of those of the text, must be the same.
+    """
+    messages = [(_words(each), each) for each in known_messages()]
+    numbers = Counter(word for words, _ in messages for word in words)
+    wanted = {word for word in _words_of(text) if numbers[word] <= _RARE}
+    shares = [(len(wanted & words), each) for words, each in messages]
+    least = max(_FEWEST_COMMON, _LEAST_SHARE * len(wanted))
+    near = sorted((pair for pair in shares if pair[0] >= least), key=lambda pair: -pair[0])
+    return tuple(message for _, message in near[:most])
+
+
+def _words(message: KnownMessage) -> frozenset[str]:
+    return frozenset(word for example in message.examples for word in _words_of(example))
+
+
+def _words_of(text: str) -> Iterator[str]:
+    return (word.lower() for word in _WORD.findall(text))
 
 
 def clause(sentence: str) -> str:

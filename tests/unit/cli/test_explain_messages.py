@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tests.fakes.hosts import without_iommu
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -72,6 +74,13 @@ def test_an_unknown_message_is_not_explained(run: Run) -> None:
     assert (done.status, "no known message" in done.stderr) == (1, True)
 
 
+def test_similar_messages_are_offered_as_such(run: Run) -> None:
+    done = run("explain", "the device somehow is not ready after the FLR, so waiting")
+    assert done.status == 1
+    assert "similar ones, which may have another cause" in done.stderr
+    assert "reset-timeout (message of the kernel)" in done.stdout
+
+
 def test_a_message_and_a_log_together_are_an_error(run: Run) -> None:
     done = run("explain", "x y", "--log", "-")
     assert (done.status, "contradict" in done.stderr) == (2, True)
@@ -91,3 +100,17 @@ def test_the_check_reports_known_messages_of_the_kernel_log(run: Run, kernel: Fa
         "kernel log, 2 times, last 70 s after boot: "  # noqa: ISC004
         "vfio-pci 0000:04:00.0: not ready 65535ms after FLR; giving up"
     ]
+
+
+def test_where_a_check_finds_the_cause_its_remedy_replaces_the_general_one(
+    run: Run, tmp_path: Path
+) -> None:
+    off = without_iommu(tmp_path / "off")
+    line = "vfio-pci 0000:01:00.0: probe with driver vfio-pci failed with error -22"
+    off.sysfs.put("/var/log/dmesg", f"[    9.5] {line}\n")
+    done = run("--root", off.root, "explain", line)
+    assert "found     blocker: the IOMMU is off" in done.stdout
+    assert "remedy    Enable the IOMMU in the firmware setup" not in done.stdout
+    document = json.loads(run("--root", off.root, "check", "--format", "json").stdout)
+    (one,) = (each for each in document["items"] if each["id"] == "kernel-log")
+    assert (one["why"], one["remedy"]) == ("see the finding of rule iommu", "")

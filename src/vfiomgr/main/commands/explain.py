@@ -31,6 +31,7 @@ from vfiomgr.messages.known import (
     first_group,
     known_messages,
     messages_by_name,
+    similar,
 )
 from vfiomgr.rules.runner import RuleText, all_texts
 from vfiomgr.snapshot.session import Session, pass_session
@@ -55,6 +56,17 @@ class _Explained(Value):
     lines: tuple[str, ...] = ()
     """What it names of the host: its function, its IOMMU group."""
     found: tuple[Diagnostic, ...] = ()
+
+    @property
+    def has_own_remedy(self) -> bool:
+        """Whether a finding about its function, or about the host, says what helps here."""
+        address = first_address(self.text)
+        return any(
+            each.severity in ("blocker", "warning")
+            and each.remedies
+            and (not each.subject or address in each.subject)
+            for each in self.found
+        )
 
 
 def _entries() -> tuple[RuleText, ...]:
@@ -114,6 +126,11 @@ def explain(context: click.Context, session: Session, *, name: str | None, log: 
     elif found:
         _print_entries(session, found)
     elif " " in wanted.strip():
+        near_messages = similar(wanted)
+        if near_messages and session.format == "table":
+            note("no known message; similar ones, which may have another cause:")
+            for known in near_messages:
+                _say(_Explained(known, known.examples[0]), is_checked=False)
         note("no known message; check the host itself: vfiomgr check")
         context.exit(_UNKNOWN)
     else:
@@ -222,16 +239,17 @@ def _document(seen: _Explained) -> dict[str, object]:
 
 
 def _say(seen: _Explained, *, is_checked: bool) -> None:
-    """Print a message: its meaning and remedy, then what holds on this host."""
+    """Print a message: its meaning, what holds on this host, and the remedy."""
     times = f" ({counted(seen.count, 'time')})" if seen.count > 1 else ""
     say(f"{seen.known.name} (message of {seen.known.program}){times}")
     for label, text in (
         ("message", seen.text),
         ("meaning", seen.known.meaning),
-        ("remedy", seen.known.remedy),
+        ("remedy", "" if seen.has_own_remedy else seen.known.remedy),
         *(("host", line) for line in seen.lines),
     ):
-        say(*labelled(label, text))
+        if text:
+            say(*labelled(label, text))
     for found in seen.found:
         say(*labelled("found", f"{found.severity}: {found.summary}"))
         if found.remedies:
