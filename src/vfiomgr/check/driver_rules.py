@@ -426,7 +426,7 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
                 "vfio-pci binds those without a driver when it loads"
                 + (": the console stops there" if is_console else ""),
                 "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
-                *(("make another display the primary one in the firmware setup",) * is_console),
+                "make another display the primary one in the firmware setup" if is_console else "",
             )
 
 

@@ -297,7 +297,8 @@ def print_findings(report: Report, *, every: bool) -> None:
 
 def _labelled(found: Diagnostic) -> Iterator[tuple[str, str]]:
     yield from (("evidence", text) for text in found.evidence)
-    yield "why", found.why
+    if found.why:
+        yield "why", found.why
     if found.remedies:
         yield "remedy", found.remedy
     yield "rule", found.rule

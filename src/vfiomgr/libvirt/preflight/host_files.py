@@ -89,8 +89,8 @@ _TAIL = 64 << 10
 def _last_start(tree: HostTree, name: str) -> tuple[LoggedMessage, ...]:
     """The known messages since the line of libvirt about the last start of a domain."""
     path = HostPath(f"{_LOGS}/{name}.log")
-    status = tree.status(path)
-    if status is None or "/" in name:
+    status = None if "/" in name else tree.status(path)
+    if status is None:
         return ()
     data = tree.read_part(path, max(status.st_size - _TAIL, 0), _TAIL)
     _, _, text = data.decode(errors="replace").rpartition(": starting up ")
