@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-_AMD = "1002"
+_AMD, _NVIDIA = "1002", "10de"
 _OWN_RESET = "device_specific"
 _VENDOR_RESET = "vendor_reset"
 _PAGE = "https://github.com/gnif/vendor-reset"
@@ -277,6 +277,26 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     whole = (d for d in gpus(host) if d.physical_function is None and d.is_responsive)
     known = _FAMILY.keys() | _LOST_BY_RESET | _OOPS_AT_UNBIND
     return [d for d in whole if not (_is_amd(d) and d.device_id in known)]
+
+
+def fabric(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GPUs for guests that an NVLink fabric connects: without it CUDA does not start."""
+    own = [d for d in gpus(host) if d.vendor_id == _NVIDIA and d.is_on_vfio]
+    switches = host.nvswitches
+    if not own or not switches:
+        return
+    place = "in the guest, which needs all NVSwitches and all GPUs"
+    if not all(switch.is_on_vfio for switch in switches):
+        place = "on the host, and activate a partition of the GPUs before a guest starts (fmpm -a)"
+    yield finding(
+        "fabric-manager",
+        "info",
+        f"{counted(len(own), 'GPU')} for guests of an NVLink fabric",
+        tuple(f"{switch} is on {switch.driver or 'no driver'}" for switch in switches),
+        "several of these GPUs start CUDA only after the Fabric Manager has initialized the fabric "
+        "(error 802); one GPU alone does not need it",
+        f"run nvidia-fabricmanager {place}",
+    )
 
 
 def without_node(host: HostSnapshot) -> Iterator[Diagnostic]:

@@ -12,6 +12,7 @@ from vfiomgr.check.model import (
     rebuild_initramfs,
 )
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.readiness_hints import bind_remedy
@@ -82,9 +83,7 @@ def _no_group(device: PciDevice) -> str:
 def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report GPUs whose IOMMU group also has other slots on host drivers."""
     for number in _numbers(gpus(host)):
-        members = host.group_members(number)
-        own = {other.address for d in gpus(host) if d in members for other in host.slot(d)}
-        foreign = [d for d in blockers(members) if d.address not in own and not d.is_bridge]
+        members, foreign = host.group_members(number), _foreign(host, number)
         if not foreign:
             continue
         inside = [d for d in gpus(host) if d in members]
@@ -102,6 +101,13 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
                 with_group=True,
             ),
         )
+
+
+def _foreign(host: HostSnapshot, number: int) -> list[PciDevice]:
+    """Functions of a group on host drivers that are not of its GPUs."""
+    members = host.group_members(number)
+    own = {other.address for d in gpus(host) if d in members for other in host.slot(d)}
+    return [d for d in blockers(members) if d.address not in own and not d.is_bridge]
 
 
 def not_viable(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -193,6 +199,23 @@ def acs_parameter(host: HostSnapshot) -> Iterator[Diagnostic]:
     yield from _removing("acs-parameter", host, words, (title, why, before, ", and reboot"))
 
 
+def relaxed_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report relax_rmrr of intel_iommu=, which only patched kernels read."""
+    for one in parameters(host.kernel.command_line, "intel_iommu"):
+        kept = [value for value in one.value.split(",") if value != isolation.RELAXED]
+        if kept != one.value.split(","):
+            yield finding(
+                "relaxed-region",
+                "info",
+                "the kernel may assign devices whose memory the firmware uses (relax_rmrr)",
+                (f"/proc/cmdline: {one.word}",),
+                "a kernel with this patch does not reserve memory that the firmware requires "
+                "mapped 1:1: the firmware's access may fail, or change a guest's memory",
+                f"if no guest needs it: write intel_iommu={','.join(kept) or 'on'} for {one.word} "
+                f"on the kernel command line{command_line(host)}, and reboot",
+            )
+
+
 def _removing(
     rule: str,
     host: HostSnapshot,
@@ -220,14 +243,14 @@ def _behind_own_port(host: HostSnapshot) -> tuple[str, ...]:
 
 
 def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Report groups without a GPU that contain several slots."""
-    with_gpu = set(_numbers(gpus(host)))
+    """Report groups that contain several slots, if `shared_with_gpu` does not."""
+    reported = {number for number in _numbers(gpus(host)) if _foreign(host, number)}
     evidence: list[str] = []
     ways: list[str] = []
     for group in host.groups:
         members = _endpoints(host, group.number)
         slots = {d.address.slot for d in members}
-        if len(slots) < 2 or group.is_noiommu or group.number in with_gpu:  # noqa: PLR2004 - several
+        if len(slots) < 2 or group.is_noiommu or group.number in reported:  # noqa: PLR2004 - several
             continue
         ways += isolation.separating(host, members, "it")
         names = ", ".join(str(d.address) for d in members)

@@ -91,6 +91,8 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.same_identifiers, "same-pci-ids"),
             rule(device_rules.no_reset, "no-reset"),
             rule(device_rules.weak_reset, "weak-reset"),
+            rule(driver_rules.relaxed_regions, "relaxed-region"),
+            rule(device_rules.fabric, "fabric-manager"),
             rule(device_rules.gvt_g, "gvt-g"),
             rule(device_rules.without_node, "numa-unknown"),
             rule(device_rules.resizable_bar, "resizable-bar"),

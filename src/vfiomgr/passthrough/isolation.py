@@ -93,7 +93,7 @@ def reserved_region(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnosti
     )
 
 
-_RELAXED = "relax_rmrr"
+RELAXED = "relax_rmrr"
 """A value of intel_iommu= that only patched kernels read."""
 _FIRST_PROXMOX_WITH_IT = Version(6, 5)
 
@@ -106,16 +106,16 @@ def _without_region(host: HostSnapshot) -> Iterator[str]:
         return
     values = parameters(host.kernel.command_line, "intel_iommu")
     release, version = host.kernel.release or "", host.kernel.version
-    if any(_RELAXED in one.value.split(",") for one in values):
-        yield f"{other}: this kernel does not know intel_iommu={_RELAXED}"
+    if any(RELAXED in one.value.split(",") for one in values):
+        yield f"{other}: this kernel does not know intel_iommu={RELAXED}"
     elif "-pve" in release and version is not None and version >= _FIRST_PROXMOX_WITH_IT:
         yield (
-            f"write intel_iommu=on,{_RELAXED} on the kernel command line and reboot, if the "
+            f"write intel_iommu=on,{RELAXED} on the kernel command line and reboot, if the "
             "firmware may lose its access to this memory"
         )
         yield other
     else:
-        yield f"{other}; only kernels with the patch {_RELAXED} assign it nevertheless"
+        yield f"{other}; only kernels with the patch {RELAXED} assign it nevertheless"
 
 
 SPAPR = "vfio_iommu_spapr_tce"

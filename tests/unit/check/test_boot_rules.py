@@ -13,6 +13,7 @@ from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.check.model import LOAD, KernelModule, ModuleSetting
 from vfiomgr.pci.memory import HostTopology, NumaNode
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_initramfs
 from vfiomgr.persistence.model import Initramfs
 
@@ -124,6 +125,42 @@ def test_a_gpu_without_a_node_is_told_where_there_are_several() -> None:
         host(lost, near, topology=several, runs_on="guest"),
     ):
         assert found(there, "numa-unknown") is None
+
+
+def test_relaxed_regions_are_told_with_the_word_without_them() -> None:
+    line = "ro intel_iommu=on,relax_rmrr iommu=pt"
+    finding = found(host(kernel_command_line=line, readiness=facts()), "relaxed-region")
+    assert finding is not None
+    assert "write intel_iommu=on for intel_iommu=on,relax_rmrr" in finding.remedy
+    plain = host(kernel_command_line="ro intel_iommu=on", readiness=facts())
+    assert found(plain, "relaxed-region") is None
+
+
+SWITCH = device(
+    "0000:06:00.0", device_id="22a3", class_code="068000", driver="vfio-pci", iommu_group=6
+)
+
+
+def test_gpus_of_a_fabric_need_its_manager_where_the_switches_are() -> None:
+    gpu = device(driver="vfio-pci")
+    inside = found(host(gpu, SWITCH), "fabric-manager")
+    assert inside is not None
+    assert "run nvidia-fabricmanager in the guest" in inside.remedy
+    outside = found(host(gpu, replace(SWITCH, driver="nvidia-nvswitch")), "fabric-manager")
+    assert outside is not None
+    assert "run nvidia-fabricmanager on the host" in outside.remedy
+    for others in ((gpu,), (device(), SWITCH), (replace(gpu, vendor_id="1002"), SWITCH)):
+        assert found(host(*others), "fabric-manager") is None
+
+
+def test_gpus_that_share_a_group_are_told_where_nothing_else_is_in_it() -> None:
+    one = device(driver="vfio-pci", iommu_group=4, bridge_path="pci0000:00/0000:00:01.0")
+    other = replace(one, address=PciAddress.parse("0000:05:00.0"))
+    assert severity(host(one, other), "no-isolation") == "info"
+    assert severity(host(one, replace(other, driver="nvidia")), "no-isolation") is not None
+    nic = replace(other, class_code="020000", driver="e1000e", vendor_id="8086")
+    assert severity(host(one, nic), "no-isolation") is None, "shared-group has it"
+    assert severity(host(one, replace(other, iommu_group=5)), "no-isolation") is None
 
 
 def gone(state: ModuleState | None) -> str | None:

@@ -195,6 +195,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(host_files.rom_denied, "rom-apparmor"),
             rule(host_files.qemu_log, "qemu-log"),
             rule(settings.rom_file, "rom-relative", "rom-missing"),
+            rule(settings.option_rom, "option-rom"),
             rule(settings.nvlink, "fabric-divided", "fabric-partition"),
             rule(settings.code_43, "code-43"),
             rule(settings.muxless, "code-43-laptop"),

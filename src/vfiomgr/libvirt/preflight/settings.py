@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _CCW = "vfio-ccw"
 _NVIDIA = "10de"
+_WITH_BOOT_ROM = ("0100", "0104", "0107")
+"""SCSI, RAID and SAS controllers."""
 _CLASS_3D = "0302"
 _BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
@@ -170,6 +172,28 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
                 + " (most cards do not need it)",
                 subject=hostdev.name,
             )
+
+
+def option_rom(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A BIOS runs the option ROMs of all devices, which may wait for hardware."""
+    for taken in context.seen:
+        hostdev, device = taken.hostdev, taken.device
+        is_storage = device.class_code.startswith(_WITH_BOOT_ROM)
+        boots = hostdev.boot_order is not None or hostdev.rom_file is not None
+        if context.domain.firmware == "efi" or not is_storage or boots or not hostdev.has_rom:
+            continue
+        yield finding(
+            "option-rom",
+            "info",
+            f"the guest's BIOS runs the option ROM of {device}",
+            (context.cite(hostdev, "no <rom>"), f"{sysfs(device)}/class: {device.class_code}"),
+            "a guest needs it only to boot from these disks, and some of them wait for ever",
+            context.fix(
+                f"write <rom bar='off'/> into the element in line {hostdev.line}", "pass rombar=0"
+            )
+            + ", unless the guest boots from it",
+            subject=device,
+        )
 
 
 def missing_token(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -305,6 +305,8 @@ def _hostdev(element: Element) -> DomainHostdev:
         ramfb=is_on(element, "ramfb"),
         boot_order=None if boot is None else number_of(boot, "order", _MOST_ORDER),
         rom_file=attribute_of(element, "rom", "file"),
+        has_rom=attribute_of(element, "rom", "bar") != "off"
+        and attribute_of(element, "rom", "enabled") != "no",
         acpi_nodes=attribute_of(element, "acpi", "nodeset"),
         is_unassigned=attribute_of(element, "address", "type") == "unassigned",
         partner=_partner(element),

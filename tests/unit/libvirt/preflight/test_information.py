@@ -57,6 +57,7 @@ OLD = function(
     "0000:05:00.0", name="NVIDIA Corporation GF114 [GeForce GTX 560 Ti]", class_code="030000"
 )
 MOBILE = replace(OLD, name="NVIDIA GP107M [GeForce GTX 1050 Mobile]", class_code="030200")
+RAID = replace(OLD, name="HP Smart Array P222", class_code="010400", vendor_id="103c")
 OLD_ELEMENT = NIC_ELEMENT.replace("bus='0x02'", "bus='0x05'")
 SWITCH = function("0000:08:00.0", class_code="068000", name="NVIDIA GA100 [A100 NVSwitch]")
 
@@ -144,6 +145,7 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             "fmpm",
         ),
         ("code-43", xml(OLD_ELEMENT), host(OLD), "<hidden state='on'/>"),
+        ("option-rom", xml(OLD_ELEMENT), host(RAID), "write <rom bar='off'/>"),
         ("code-43-laptop", xml(OLD_ELEMENT), host(MOBILE), "an ACPI table (SSDT) with _ROM"),
     ],
 )
@@ -159,6 +161,18 @@ def test_code_43_is_told_of_old_cards_alone_that_see_kvm() -> None:
         xml(OLD_ELEMENT, system="").replace("<cpu", hidden + "<cpu"), host(OLD)
     )
     assert "code-43" not in information(xml())
+
+
+def test_an_option_rom_is_told_of_storage_in_a_guest_with_bios_alone() -> None:
+    off = OLD_ELEMENT.replace("</hostdev>", "<rom bar='off'/></hostdev>")
+    first = OLD_ELEMENT.replace("</hostdev>", "<boot order='1'/></hostdev>")
+    for text, there in (
+        (xml(off), RAID),
+        (xml(first), RAID),
+        (xml(OLD_ELEMENT, firmware=" firmware='efi'"), RAID),
+        (xml(OLD_ELEMENT), replace(RAID, class_code="020000")),
+    ):
+        assert "option-rom" not in information(text, host(there))
 
 
 def test_a_gpu_with_outputs_or_for_servers_is_not_that_of_a_laptop() -> None:
