@@ -24,7 +24,7 @@ def lay_out_machine(sysfs: Sysfs, *, boot: int, has_iommu: bool) -> None:
     sysfs.put("/proc/sys/kernel/random/boot_id", f"00000000-0000-4000-8000-{boot:012d}", READ_ONLY)
     sysfs.put("/proc/cmdline", "ro quiet" + " intel_iommu=on" * has_iommu, READ_ONLY)
     sysfs.put(
-        "/proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu", READ_ONLY
+        "/proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu vmx", READ_ONLY
     )
     sysfs.make("/proc/1/fd")
     sysfs.put("/proc/1/comm", "systemd", READ_ONLY)

@@ -114,6 +114,7 @@ def _kernel(machine: Machine) -> Iterator[tuple[str, str]]:
         modules["vfio_virqfd"] = "drivers/vfio/vfio_virqfd.ko"
     aliases = list(_ALIASES)
     if machine.kind.startswith("arm"):
+        builtin["kvm"] = "arch/arm64/kvm/kvm.ko"
         modules["nvgrace_gpu_vfio_pci"] = "drivers/vfio/pci/nvgrace-gpu/nvgrace-gpu-vfio-pci.ko"
         aliases.append(_GRACE)
     if machine.vfio in ("built-in", "missing"):

@@ -171,6 +171,9 @@ _VFIO = (
     "vfio_iommu_type1",
     "mdev",
     "iommufd",
+    "kvm",
+    "kvm_amd",
+    "kvm_intel",
     "nouveau",
     "vendor_reset",
     "vfio_iommu_spapr_tce",
@@ -316,6 +319,7 @@ def _unpacked(data: bytes | None) -> str:
 
 
 _NODES = (paths.VFIO_NODES / "vfio", paths.IOMMU_NODE)
+_KVM = ("/dev/kvm", "/sys/class/misc/kvm")
 _THUNDERBOLT = HostPath("/sys/bus/thunderbolt/devices")
 _DMAR_FLAGS = 37
 """Offset after the 36-byte header and the address width (struct acpi_table_dmar)."""
@@ -336,12 +340,13 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
     source, config = read_config(tree, release)
     nodes = tuple(_nodes(tree))
     kept = {node.path for node in nodes}
+    has_dev = bool(tree.children(HostPath("/dev")))
     return Readiness(
         modules=read_modules(tree, release, devices),
         module_settings=read_module_settings(tree, devices),
         config_source=source,
         config=config,
-        has_dev=bool(tree.children(HostPath("/dev"))),
+        has_dev=has_dev,
         nodes=nodes,
         copies=tuple(node for node in _NODES if node not in kept and has_node(tree, node)),
         has_acpi_tables=tree.exists(paths.ACPI_TABLES),
@@ -361,6 +366,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
             for name in tree.children(_THUNDERBOLT)
             if tree.read(_THUNDERBOLT / name / "authorized") == "0"
         ),
+        has_kvm=any(exists(tree, place) for place in _KVM) or (False if has_dev else None),
         kernel_log=read_kernel_log(tree),
     )
 

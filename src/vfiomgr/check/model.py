@@ -151,6 +151,8 @@ class Readiness(Value):
     """Nodes of which a recorded host has only a copy, without mode and owner."""
     unauthorized: tuple[str, ...] = ()
     """Thunderbolt devices that are not authorized: `0-1`."""
+    has_kvm: bool | None = None
+    """Whether KVM offers its node, also if it is not in this container; None without /dev."""
     kernel_log: tuple[LoggedMessage, ...] | None = None
     """The known messages of the kernel log; None if it cannot be read."""
 

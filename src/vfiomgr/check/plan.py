@@ -106,6 +106,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.no_iommu_mode, "no-iommu-mode"),
             reading(_READINESS, platform_rules.vfio_pci, "vfio-pci"),
             reading(_READINESS, platform_rules.iommu_backend, "iommu-backend"),
+            reading(_READINESS, platform_rules.kvm, "kvm"),
             reading(_READINESS, platform_rules.driver_override, "driver-override"),
             reading(_READINESS, driver_rules.nouveau, "nouveau"),
             reading(_READINESS, driver_rules.taken_by_identifiers, "vfio-pci-ids"),

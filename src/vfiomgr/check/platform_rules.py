@@ -412,6 +412,36 @@ def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     )
 
 
+def kvm(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report what keeps KVM from guests: CPU, module, or on Arm a boot below EL2.
+
+    Linux on Arm needs EL2 for it (kvm_arm_init in arch/arm64/kvm/arm.c); x86 hides vmx where the
+    firmware locked it (init_ia32_feat_ctl in arch/x86/kernel/cpu/feat_ctl.c).
+    """
+    kernel, is_guest = host.kernel, host.kernel.runs_on == "guest"
+    if facts.has_kvm is not False or kernel.runs_on == "xen":
+        return
+    nested = "on the host of this virtual machine, enable nested virtualization ({}) for it"
+    name = "kvm_amd" if kernel.cpu_vendor in ("AuthenticAMD", "HygonGenuine") else "kvm_intel"
+    if kernel.cpu_virtualizes is False:
+        title, shown = "the CPU shows no virtualization", "/proc/cpuinfo: flags without vmx and svm"
+        fix = nested.format(f"nested=1 of {name}, CPU mode host-passthrough")
+        fix = fix if is_guest else "enable Intel VT-x or AMD SVM in the firmware setup"
+    elif kernel.cpu_virtualizes and facts.module(name).state == "available":
+        title, shown = f"{name} is not loaded", f"modules.dep lists {name}, not in /sys/module"
+        fix = load_at_boot(host, name)
+    elif kernel.architecture == "aarch64" and facts.module("kvm").is_present:
+        title, shown = "the kernel was booted below EL2", _present(facts.module("kvm"), host)
+        fix = "boot it in EL2, without the hypervisor or firmware that keeps EL2 to itself; if "
+        fix += "that is impossible, use another machine"
+        fix = nested.format("EL2, on CPUs that have it") if is_guest else fix
+    else:
+        return
+    why = "without KVM guests are emulated in software, and Kata cannot start any"
+    summary = f"no KVM: {title}"
+    yield finding("kvm", "warning", summary, ("/dev/kvm does not exist", shown), why, fix)
+
+
 def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report kernels before 3.16, which bind only by PCI IDs."""
     if facts.has_driver_override is False:

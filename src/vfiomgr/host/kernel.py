@@ -53,6 +53,8 @@ class KernelFacts(
     """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
     runs_on: Literal["xen", "guest"] | None = None
     """`xen`: it controls a Xen host, as dom0; `guest`: in a virtual machine; None: neither seen."""
+    cpu_virtualizes: bool | None = None
+    """Whether an x86 CPU shows vmx or svm; None for other CPUs."""
     has_device_tree: bool = False
     """Whether a device tree describes the machine, and no ACPI tables of a firmware."""
 
@@ -101,6 +103,9 @@ def read_kernel(tree: HostTree) -> KernelFacts:
         cpu_address_bits=_address_bits(cpu),
         architecture=_architecture(tree, cpu),
         runs_on=_runs_on(tree, cpu),
+        cpu_virtualizes=not {"vmx", "svm"}.isdisjoint(cpu["flags"].split())
+        if "flags" in cpu
+        else None,
         has_device_tree=tree.exists(_DEVICE_TREE) and not tree.exists(ACPI_TABLES),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -332,3 +332,63 @@ def test_the_console_among_the_ids_is_told_to_make_another_display_primary() -> 
     finding = found(host(device(is_boot_display=True), readiness=known), "vfio-pci-ids")
     assert finding is not None
     assert finding.remedy.endswith("make another display the primary one in the firmware setup")
+
+
+KVM = (KernelModule("kvm_intel", "available"), KernelModule("kvm_amd", "available"))
+ARM_KVM = (KernelModule("kvm", "built-in"),)
+
+
+@pytest.mark.parametrize(
+    ("there", "remedy"),
+    [
+        ({"cpu_virtualizes": False}, "enable Intel VT-x or AMD SVM in the firmware setup"),
+        (
+            {"cpu_virtualizes": False, "runs_on": "guest"},
+            (
+                "on the host of this virtual machine, enable nested virtualization (nested=1 of "
+                "kvm_intel, CPU mode host-passthrough) for it"
+            ),
+        ),
+        (
+            {"cpu_virtualizes": True, "cpu_vendor": "AuthenticAMD"},
+            "run modprobe kvm_amd, and write kvm_amd to /etc/modules-load.d/kvm_amd.conf",
+        ),
+    ],
+)
+def test_a_host_without_kvm_is_told_why(there: dict[str, Any], remedy: str) -> None:
+    finding = found(host(readiness=facts(has_kvm=False, modules=KVM), **there), "kvm")
+    assert finding is not None
+    assert finding.remedy == remedy
+
+
+def test_an_arm_kernel_below_el2_has_no_kvm() -> None:
+    there = host(
+        readiness=facts(has_kvm=False, modules=ARM_KVM), architecture="aarch64", cpu_vendor=None
+    )
+    finding = found(there, "kvm")
+    assert finding is not None
+    assert "EL2" in finding.summary
+    assert "modprobe" not in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("known", "there"),
+    [
+        ({"has_kvm": True}, {"cpu_virtualizes": False}),
+        ({"has_kvm": None}, {"cpu_virtualizes": False}),
+        ({"has_kvm": False}, {"cpu_virtualizes": None}),
+        ({"has_kvm": False}, {"cpu_virtualizes": True}),
+        ({"has_kvm": False}, {"cpu_virtualizes": False, "runs_on": "xen"}),
+        ({"has_kvm": False}, {"architecture": "aarch64"}),
+    ],
+)
+def test_kvm_that_is_there_or_unknown_is_not_missed(
+    known: dict[str, Any], there: dict[str, Any]
+) -> None:
+    assert found(host(readiness=facts(**known), **there), "kvm") is None
+
+
+def test_kvm_is_seen_from_a_container_too(tmp_path: Path) -> None:
+    assert read(tmp_path / "a").has_kvm is None
+    assert read(tmp_path / "b", "dev/null:").has_kvm is False
+    assert read(tmp_path / "c", "dev/null:\nsys/class/misc/kvm/dev: 10:232").has_kvm is True
