@@ -215,3 +215,76 @@ def test_many_gpus_need_an_agent_that_waits_longer(  # noqa: PLR0913, PLR0917 - 
     node.change(CONFIGURATION, "pci=realloc", params)
     item = explain("--kata-version", version)[1]
     assert ("kata-agent-timeout" in ids(item)) == is_told
+
+
+FLAGS, DAEMON = "var/lib/kubelet/kubeadm-flags.env", "etc/docker/daemon.json"
+ENDPOINT = 'KUBELET_KUBEADM_ARGS="--network-plugin=cni{} --pod-infra-container-image=pause"\n'
+
+
+def put_docker(node: KataNode, flags: str, kubelet: str, daemon: str = "{}") -> None:
+    use_nvidia(node)
+    node.write(FLAGS, ENDPOINT.format(flags))
+    node.write(DAEMON, daemon)
+    status = f"Package: kubelet\nStatus: install ok installed\nVersion: {kubelet}-00\n"
+    node.write("var/lib/dpkg/status", status)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kubelet", "severity"),
+    [
+        ("", "1.21.3", "blocker"),
+        (" --container-runtime=docker", "1.23.1", "blocker"),
+        (" --container-runtime-endpoint=unix:///var/run/cri-dockerd.sock", "1.29.0", "warning"),
+        (" --container-runtime-endpoint unix:///run/cri-dockerd.sock", "1.21.3", "warning"),
+        ("", "1.24.0", None),
+        (" --container-runtime=remote", "1.21.3", None),
+        (" --container-runtime-endpoint=unix:///run/containerd/containerd.sock", "1.21.3", None),
+    ],
+)
+def test_docker_does_not_know_handlers(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    flags: str,
+    kubelet: str,
+    severity: str | None,
+) -> None:
+    put_docker(node, flags, kubelet, '{"default-runtime": "nvidia"}')
+    found = breaks(explain()[1])
+    assert [(each["id"], each["severity"]) for each in found] == (
+        [] if severity is None else [("kubelet-docker", severity)]
+    )
+    assert breaks(explain("--runtime", "containerd")[1]) == [], "another runtime was named"
+
+
+@pytest.mark.parametrize(
+    ("daemon", "is_found"),
+    [
+        ("{}", True),
+        ('{"runtimes": {"nvidia": {}}, "default-runtime": "runc"}', True),
+        ('{"default-runtime": "nvidia"}', False),
+        ("{", False),
+    ],
+)
+def test_under_docker_the_default_runtime_gives_gpus_to_pods(
+    node: KataNode, explain: Callable[..., tuple[int, Any]], daemon: str, *, is_found: bool
+) -> None:
+    put_docker(node, "", "1.18.2", daemon)
+    node.change(node.pod, "  runtimeClassName: nvidia\n", "")
+    assert ids(explain()[1]) == (["docker-default-runtime"] if is_found else [])
+    unit = "[Service]\nExecStart=/usr/bin/dockerd --default-runtime=nvidia\n"
+    node.write("etc/systemd/system/docker.service", unit)
+    assert ids(explain()[1]) == [], "the unit sets it"
+
+
+def test_whether_the_kubelet_uses_docker_may_be_unknown(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    put_docker(node, "", "1.21.3")
+    (node.root / FLAGS).unlink()
+    assert ids(explain()[1]) == [], "flags may be somewhere else"
+    node.write("var/run/dockershim.sock", "")
+    assert ids(explain()[1]) == ["kubelet-docker", "docker-default-runtime"]
+    unit = "[Service]\n#Environment=A=--container-runtime=docker\nEnvironment=B='{}=remote'\n"
+    place = "etc/systemd/system/kubelet.service.d/10-kubeadm.conf"
+    node.write(place, unit.format("--container-runtime"))
+    assert ids(explain()[1]) == []

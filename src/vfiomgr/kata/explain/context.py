@@ -283,6 +283,21 @@ class KubeletFacts(Value):
     """The feature gate KubeletPodResourcesGet, if it is set."""
     version: Version | None = None
     """That of the installed package, if known."""
+    endpoint: str = ""
+    """containerRuntimeEndpoint."""
+    cgroup_driver: str = ""
+    """cgroupDriver."""
+
+
+class DockerFacts(Value):
+    """A kubelet that runs pods with Docker, which takes no handlers from containerd's files."""
+
+    program: str
+    """`dockershim`, or `cri-dockerd`."""
+    source: str
+    """What shows it."""
+    default: str | None
+    """Docker's default runtime; None if unknown."""
 
 
 class Published(Value):
@@ -362,6 +377,8 @@ class PodContext(Value, dict=True):
     conf_file: tuple[str, str] | None = None
     """The value of KATA_CONF_FILE for the shim, and where it is set."""
     kubelet: KubeletFacts | None = None
+    docker: DockerFacts | None = None
+    """Known only if the kubelet runs pods with Docker; there are no handlers then."""
     lacks_checkpoint: bool = False
     """Whether the kubelet runs without a record of devices that its plugins registered."""
     is_told: bool = False

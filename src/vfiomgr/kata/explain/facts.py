@@ -22,12 +22,14 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
     ConfigurationFacts,
+    DockerFacts,
     KubeletFacts,
 )
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
 from vfiomgr.kata.facts import parse, read_configuration, read_settings, runtime_at
 from vfiomgr.kata.model import handler_configuration, search_path
 from vfiomgr.paths import HostPath
+from vfiomgr.units import Version
 from vfiomgr.users.node_agent import RECORD
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-    from vfiomgr.units import Version
 
 
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
@@ -57,6 +58,18 @@ _UNITS = tuple(
     HostPath(directory)
     for directory in ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
 )
+_KUBEADM_FLAGS = HostPath("/var/lib/kubelet/kubeadm-flags.env")
+_KUBELET_FLAGS = (
+    HostPath("/etc/kubernetes/kubelet.env"),
+    _KUBEADM_FLAGS,
+    HostPath("/etc/default/kubelet"),
+    HostPath("/etc/sysconfig/kubelet"),
+)
+_SHIM_SOCKET = HostPath("/var/run/dockershim.sock")
+_DOCKERSHIM, _CRI_DOCKERD, _NO_DOCKERSHIM = "dockershim", "cri-dockerd", Version(1, 24)
+_RUNTIME_FLAG = expression(r"--container-runtime(-endpoint)?[=\s][\"']?([^\s\"'\\]+)")
+_DEFAULT_FLAG = expression(r"--default-runtime[=\s][\"']?([^\s\"'\\]+)")
+_COMMENT = expression(r"(?m)^\s*[#;].*$")
 _SERVICES = {"containerd": ("containerd", "k3s", "rke2-server", "rke2-agent"), "crio": ("crio",)}
 _SHIM_DIRECTORIES = tuple(
     HostPath(directory)
@@ -84,7 +97,7 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
 
     A program without a path is searched like containerd does.
     """
-    for path, text in (*_programs(tree, program), *_units(tree, runtime)):
+    for path, text in (*_programs(tree, program), *_units(tree, *_SERVICES[runtime])):
         said = _CONFIGURATION.search(text)
         if said is not None:
             return said[1], path
@@ -121,8 +134,8 @@ def _programs(tree: HostTree, program: str) -> Iterator[tuple[str, str]]:
             yield path, text
 
 
-def _units(tree: HostTree, runtime: str) -> Iterator[tuple[str, str]]:
-    for service in _SERVICES[runtime]:
+def _units(tree: HostTree, *services: str) -> Iterator[tuple[str, str]]:
+    for service in services:
         for directory in _UNITS:
             yield from texts_below(tree, directory, f"{service}.service")
             yield from texts_below(tree, directory / f"{service}.service.d", "*.conf")
@@ -348,8 +361,59 @@ def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
     return tree.exists(HostPath(path))
 
 
-def read_kubelet(tree: HostTree) -> KubeletFacts | None:
-    """The kubelet's timeout and feature gate; None if its configuration is not readable."""
+def kubelet_version(tree: HostTree) -> Version | None:
+    """The version that the kubelet prints, or that of its package."""
+    packages = ("kubelet",)
+    told = runtimes_facts.version_of(tree, "kubelet", packages)
+    return told or runtimes_facts.packaged(tree, packages)
+
+
+def read_docker(
+    tree: HostTree, kubelet: KubeletFacts | None, version: Version | None
+) -> DockerFacts | None:
+    """Whether the kubelet runs pods with Docker; None also if that is unknown.
+
+    Before 1.24 the kubelet does so by itself (dockershim), unless a flag names another runtime.
+    kubeadm writes such flags, and the kubelet serves the socket of dockershim.
+    """
+    files = [(path, tree.read_text(path, _MOST)) for path in _KUBELET_FLAGS]
+    read = [*_units(tree, "kubelet"), *((path, text) for path, text in files if text is not None)]
+    runtime, endpoint = "", "" if kubelet is None else kubelet.endpoint
+    source = str(KUBELET)
+    for path, text in read:
+        for suffix, value in _RUNTIME_FLAG.findall(_COMMENT.sub("", text)):
+            source = path
+            runtime, endpoint = (runtime, value) if suffix else (value, endpoint)
+    is_old = version is not None and version < _NO_DOCKERSHIM
+    if _CRI_DOCKERD in endpoint:
+        return DockerFacts(_CRI_DOCKERD, f"{source}: {endpoint}", _default_of_docker(tree))
+    is_told = tree.exists(_SHIM_SOCKET) or _KUBEADM_FLAGS in dict(read)
+    is_default = not endpoint and runtime == "" and is_told
+    if not is_old or not (is_default or runtime == "docker" or _DOCKERSHIM in endpoint):
+        return None
+    shown = f"kubelet {version} without --container-runtime-endpoint"
+    return DockerFacts(_DOCKERSHIM, shown, _default_of_docker(tree))
+
+
+def _default_of_docker(tree: HostTree) -> str | None:
+    """Docker's default runtime, of its unit or its configuration; None if that is not readable."""
+    for _, text in _units(tree, "docker"):
+        if found := _DEFAULT_FLAG.search(_COMMENT.sub("", text)):
+            return str(found[1])
+    path = runtimes_facts.main_file("docker")
+    stated = tree.read_text(path, _MOST)
+    if stated is None:
+        return None if tree.exists(path) else "runc"
+    try:
+        document: Any = read_values(stated, path, "")
+    except InvalidDocument:
+        return None
+    found = document.get("default-runtime", "runc") if isinstance(document, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def read_kubelet(tree: HostTree, version: Version | None) -> KubeletFacts | None:
+    """What the kubelet's configuration sets; None if it is not readable."""
     text = tree.read_text(KUBELET)
     if text is None:
         return None
@@ -362,13 +426,13 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     document = document or {}
     parts = _DURATION.findall(str(document.get("runtimeRequestTimeout") or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    packages = ("kubelet",)
-    told = runtimes_facts.version_of(tree, "kubelet", packages)
     gates = document.get("featureGates")
     gate = gates.get(_GATE) if isinstance(gates, dict) else None
     return KubeletFacts(
         KUBELET,
         seconds or KUBELET_TIMEOUT,
         pod_resources_get=gate if isinstance(gate, bool) else None,
-        version=told or runtimes_facts.packaged(tree, packages),
+        version=version,
+        endpoint=str(document.get("containerRuntimeEndpoint") or ""),
+        cgroup_driver=str(document.get("cgroupDriver") or ""),
     )

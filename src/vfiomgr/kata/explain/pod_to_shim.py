@@ -45,7 +45,10 @@ _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases with merged drop-ins support."""
 _FILE_OF_TOOLKIT = "99-nvidia.toml"
+_REMOTE = "--container-runtime=remote "
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
+_NVIDIA = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""Resources of NVIDIA's device plugin for containers on the host's kernel."""
 _HANDLERS: Fact[PodContext, HandlerFacts] = Fact(
     lambda context: context.handlers, "the handlers", "a snapshot does not contain them"
 )
@@ -123,9 +126,18 @@ def _overhead(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
 
 def handler(context: PodContext) -> TraceStep:
     """The program that the container runtime starts for the handler."""
+    breaks = (*HANDLER_RULES.find(context), *(SHIM_RULES.find(context) if context.is_kata else ()))
+    docker = context.docker
+    if docker is None:
+        return _handler_of_cri(context, breaks)
+    what = f"the kubelet runs pods with Docker ({docker.program})"
+    is_fine = context.handler_name is None and docker.default is not None
+    return judged("handler", what, (docker.source,), breaks, "ok" if is_fine else "unknown")
+
+
+def _handler_of_cri(context: PodContext, breaks: tuple[Diagnostic, ...]) -> TraceStep:
     name, facts, entry = context.handler_name, context.handlers, context.entry
     program = _CRI_NAMES[context.cri]
-    breaks = (*HANDLER_RULES.find(context), *(SHIM_RULES.find(context) if context.is_kata else ()))
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
         is_fine = facts is not None and facts.is_known and not context.is_kata
@@ -161,6 +173,44 @@ def _is_passed_over(facts: HandlerFacts, entry: HandlerEntry) -> bool:
     """Whether containerd may not read the file of a handler: no main file imports it."""
     is_old = (facts.version or _NONE) < _drop_ins_since(facts)
     return facts.is_known and entry.source in facts.unsure and is_old
+
+
+def _docker(context: PodContext) -> Iterator[Diagnostic]:
+    """Handlers under Docker, and its default runtime, which alone gives NVIDIA's GPUs to pods.
+
+    RunPodSandbox in pkg/kubelet/dockershim/docker_sandbox.go; Mirantis/cri-dockerd#350.
+    """
+    docker, name = context.docker, context.handler_name
+    if docker is None:
+        return
+    asked = [resource for resource, _ in context.pod.resources if resource.startswith(_NVIDIA)]
+    if name not in (None, "docker"):
+        is_shim = docker.program == "dockershim"
+        without = "" if context.is_kata else "remove runtimeClassName from the pod"
+        later = "" if is_shim else "use cri-dockerd 0.4 or later, and make it a runtime of Docker"
+        yield chain_break(
+            "kubelet-docker",
+            name,
+            f"the kubelet runs pods with Docker ({docker.program}), which does not know handlers "
+            f"of containerd: pods fail with 'RuntimeHandler \"{name}\" not supported'",
+            f"have the kubelet use containerd: {_REMOTE if is_shim else ''}"
+            "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+            without,
+            later,
+            is_certain=is_shim,
+            evidence=(docker.source,),
+        )
+    if asked and not context.is_kata and "nvidia" not in (docker.default or "nvidia"):
+        yield chain_break(
+            "docker-default-runtime",
+            docker.default,
+            f"Docker's default runtime is {docker.default}, and the kubelet runs pods with Docker "
+            f"({docker.program}): neither NVIDIA's device plugin nor pods with {asked[0]} get "
+            "NVIDIA's libraries and devices",
+            'set "default-runtime": "nvidia" in /etc/docker/daemon.json (nvidia-ctk runtime '
+            "configure --runtime=docker --set-as-default), then restart Docker and the plugin",
+            is_certain=False,
+        )
 
 
 def _unreadable(_context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
@@ -522,6 +572,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod: the handler",
         rules=(
+            rule(_docker, "kubelet-docker", "docker-default-runtime"),
             reading(_HANDLERS, _disabled, "kata-cri-disabled"),
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
             reading(_ENTRY, _no_type, "kata-handler-no-type"),

@@ -145,9 +145,13 @@ class _Scene:
         self._source, self._host = source, host
         self._runtime, self._config = runtime, config
         self._tree = source.tree if source.snapshot is None else None
-        self._kubelet = gather.read_kubelet(self._tree) if self._tree else None
-        self.kubernetes = None if self._kubelet is None else self._kubelet.version
-        self._handlers = gather.read_handlers(self._tree, cri) if self._tree else None
+        tree = self._tree
+        self.kubernetes = gather.kubelet_version(tree) if tree else None
+        self._kubelet = gather.read_kubelet(tree, self.kubernetes) if tree else None
+        self._docker = None
+        if tree and cri is None:
+            self._docker = gather.read_docker(tree, self._kubelet, self.kubernetes)
+        self._handlers = gather.read_handlers(tree, cri) if tree and not self._docker else None
         self._cri: CriName = self._handlers.cri if self._handlers else cri or "containerd"
         self._installed = installation_of(source)
         self._version, self._version_source = NEWEST, "assumed: the newest known release"
@@ -207,6 +211,7 @@ class _Scene:
             shim_runtime=shim_runtime,
             shims=tuple(shim.path for shim in self._installed.shims),
             kubelet=self._kubelet,
+            docker=self._docker,
             lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
             is_told=handler is not None or self._config is not None,
             absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
