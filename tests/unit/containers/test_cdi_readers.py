@@ -31,6 +31,17 @@ def found(versions: dict[str, str], **facts: Any) -> list[str]:
     return [each.rule for each in READER_RULES.find(readers)]
 
 
+@pytest.mark.parametrize(("podman", "is_told"), [("5.0", True), ("3.4", False)])
+def test_a_podman_that_reads_the_file_is_named_where_docker_does_not(
+    podman: str,
+    is_told: bool,  # noqa: FBT001
+) -> None:
+    known = {"docker": Version(25, 0), "podman": Version.parse(podman)}
+    readers = Readers(known, has_static=True, docker=(docker(),))
+    (off,) = (each for each in READER_RULES.find(readers) if each.rule == OFF)
+    assert off.summary.endswith("Podman 5.0.0 reads it") is is_told
+
+
 @pytest.mark.parametrize(
     ("versions", "facts", "rules"),
     [

@@ -162,6 +162,18 @@ def test_a_kubelet_without_a_record_gave_pods_nothing(
     node.write(f"{plugins}/kubelet.sock", "")
     assert ids(explain()[1]) == ["pod-no-checkpoint"]
     node.write(f"{plugins}/kubelet_internal_checkpoint", "{}")
+    assert ids(explain()[1]) == ["pod-no-plugin"]
+    node.write(f"{plugins}/nvidia-gpu.sock", "")
+    assert ids(explain()[1]) == []
+
+
+def test_a_plugin_in_the_other_directory_of_the_kubelet_is_seen(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    use_nvidia(node)
+    node.write("var/lib/kubelet/device-plugins/kubelet.sock", "")
+    node.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
+    node.write("var/lib/kubelet/plugins_registry/plugin-reg.sock", "")
     assert ids(explain()[1]) == []
 
 

@@ -206,6 +206,8 @@ def _docker_off(facts: Readers) -> Iterator[CdiFinding]:
     version = facts.versions.get("docker")
     if version is None or version < _SINCE["docker"]:
         return
+    podman = facts.versions.get("podman")
+    has_podman = podman is not None and podman >= _SINCE["podman"]
     for each in facts.docker:
         program = _named(facts, "docker")
         who = f"the rootless {program} of this file" if each.is_rootless else program
@@ -216,7 +218,8 @@ def _docker_off(facts: Readers) -> Iterator[CdiFinding]:
                 each.path,
                 program,
                 f"CDI is off in {who}: {each.path} {default} (features.cdi, needed before "
-                f"{_DOCKER_ON}), so it finds no 'device driver \"cdi\"'",
+                f"{_DOCKER_ON}), so it finds no 'device driver \"cdi\"'"
+                + (f"; {_named(facts, 'podman')} reads it" if has_podman else ""),
                 f'set "features": {{"cdi": true}} in {each.path}, then restart this Docker',
             )
         if each.is_rootless and not each.has_directories:

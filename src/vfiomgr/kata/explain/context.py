@@ -381,6 +381,8 @@ class PodContext(Value, dict=True):
     """Known only if the kubelet runs pods with Docker; there are no handlers then."""
     lacks_checkpoint: bool = False
     """Whether the kubelet runs without a record of devices that its plugins registered."""
+    lacks_plugins: bool = False
+    """Whether no device plugin has a socket for the kubelet."""
     is_told: bool = False
     """Whether a handler or a configuration of Kata was named for the pod."""
     shim: ShimState = "not looked for"

@@ -353,6 +353,15 @@ def lacks_checkpoint(tree: HostTree) -> bool:
     return tree.exists(_KUBELET_SOCKET) and not tree.exists(RECORD)
 
 
+def lacks_plugins(tree: HostTree) -> bool:
+    """Whether a kubelet runs and no device plugin has a socket, in either directory for them."""
+    above = RECORD.parent
+    names = (*tree.children(above), *tree.children(above.parent / "plugins_registry"))
+    return tree.exists(_KUBELET_SOCKET) and {n for n in names if n.endswith(".sock")} == {
+        _KUBELET_SOCKET.name
+    }
+
+
 def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
     """Whether the kubelet's socket exists; None if unknown or not set."""
     path = "" if settings is None else settings.pod_resource_api_sock.removeprefix("unix://")

@@ -213,6 +213,7 @@ class _Scene:
             kubelet=self._kubelet,
             docker=self._docker,
             lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
+            lacks_plugins=gather.lacks_plugins(tree) if tree else False,
             is_told=handler is not None or self._config is not None,
             absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),
             guest_image=gather.image_of(tree, settings) if tree and settings else None,

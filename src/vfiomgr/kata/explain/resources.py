@@ -327,6 +327,17 @@ def _not_recorded(context: PodContext) -> Iterator[Diagnostic]:
             "they are created again",
             is_certain=False,
         )
+    elif context.lacks_plugins and context.pod.resources:
+        names = ", ".join(name for name, _ in context.pod.resources)
+        yield chain_break(
+            "pod-no-plugin",
+            RECORD.parent,
+            f"no device plugin has a socket in {RECORD.parent}: none has registered since the "
+            f"kubelet started, and it refuses pods with {names} (UnexpectedAdmissionError)",
+            "start the device plugin; a controller (Deployment) creates refused pods again, others "
+            "must be deleted and created",
+            is_certain=False,
+        )
 
 
 def _unnamed(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
@@ -472,7 +483,7 @@ OFFER_RULES: RuleSet[PodContext] = register(
                 "pod-device-unhealthy",
                 "pod-devices-taken",
             ),
-            rule(_not_recorded, "pod-no-checkpoint"),
+            rule(_not_recorded, "pod-no-checkpoint", "pod-no-plugin"),
             rule(_unregistered, "claim-kubelet"),
             rule(_annotated_in_vain, "kata-annotations-unread"),
         ),
