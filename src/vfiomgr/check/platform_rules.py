@@ -16,7 +16,7 @@ from vfiomgr.paths import (
     PCI_DRIVERS,
     VFIO_CDEVS,
 )
-from vfiomgr.snapshot.hardware import command_line_words
+from vfiomgr.snapshot.hardware import command_line_words, pcie_without_iommu
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
         return
     is_of_xen = host.kernel.runs_on == "xen"
-    is_for_words = command_line_words(host) is not None and not is_of_xen
+    is_for_words = command_line_words(host) is not None and not (
+        is_of_xen or pcie_without_iommu(host)
+    )
     how = command_line(host) if is_for_words else ""
     yield finding(
         "iommu",

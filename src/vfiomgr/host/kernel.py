@@ -55,6 +55,8 @@ class KernelFacts(
     """`xen`: it controls a Xen host, as dom0; `guest`: in a virtual machine; None: neither seen."""
     cpu_virtualizes: bool | None = None
     """Whether an x86 CPU shows vmx or svm; None for other CPUs."""
+    compatible: tuple[str, ...] = ()
+    """What the device tree calls the machine: the board first, then its SoC."""
     has_device_tree: bool = False
     """Whether a device tree describes the machine, and no ACPI tables of a firmware."""
 
@@ -106,6 +108,9 @@ def read_kernel(tree: HostTree) -> KernelFacts:
         cpu_virtualizes=not {"vmx", "svm"}.isdisjoint(cpu["flags"].split())
         if "flags" in cpu
         else None,
+        compatible=tuple((tree.read(_DEVICE_TREE / "compatible") or "").strip("\0").split("\0"))
+        if tree.exists(_DEVICE_TREE / "compatible")
+        else (),
         has_device_tree=tree.exists(_DEVICE_TREE) and not tree.exists(ACPI_TABLES),
     )
 

@@ -10,7 +10,13 @@ from vfiomgr.listing import listed
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.iommu import acs_redirect_words
 from vfiomgr.pci.model import CLASS_DISPLAY
-from vfiomgr.snapshot.hardware import direct_mapping, gets_group_late, iommu_remedy, is_vt_d
+from vfiomgr.snapshot.hardware import (
+    direct_mapping,
+    gets_group_late,
+    iommu_remedy,
+    is_vt_d,
+    pcie_without_iommu,
+)
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -65,6 +71,8 @@ def _covered(host: HostSnapshot, device: PciDevice) -> str:
 
     igfx_off leaves Intel's GPUs out (intel_iommu_setup in drivers/iommu/intel/iommu.c).
     """
+    if without := pcie_without_iommu(host):
+        return without
     given = parameters(host.kernel.command_line, "intel_iommu")
     is_intel_gpu = device.vendor_id == "8086" and device.class_code.startswith(CLASS_DISPLAY)
     if is_intel_gpu and any("igfx_off" in one.value.split(",") for one in given):

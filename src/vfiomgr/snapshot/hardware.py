@@ -176,6 +176,34 @@ _QUBES = (
 )
 
 
+_PCIE_WITHOUT_IOMMU = {
+    "brcm,bcm2711": "BCM2711 (Raspberry Pi 4, CM4)",
+    "brcm,bcm2712": "BCM2712 (Raspberry Pi 5, CM5)",
+    "raspberrypi,5-": "BCM2712 (Raspberry Pi 5, CM5)",
+    "rockchip,rk3399": "RK3399",
+    "rockchip,rk3566": "RK3566",
+    "rockchip,rk3568": "RK3568",
+}
+"""SoCs by the beginning of a name in their device tree; there, no PCIe has an IOMMU
+(arch/arm64/boot/dts). That of BCM2712 ignores requester IDs (raspberrypi/linux issue 6834)."""
+
+
+def pcie_without_iommu(host: HostSnapshot) -> str | None:
+    """What to do on a SoC without an IOMMU for PCIe; None for others."""
+    pairs = (
+        (n, soc)
+        for n in host.kernel.compatible
+        for start, soc in _PCIE_WITHOUT_IOMMU.items()
+        if n.startswith(start)
+    )
+    for name, soc in pairs:
+        return (
+            f"use another machine, or virtio or macvtap devices in guests: this SoC, {soc}, has no "
+            f"IOMMU for PCIe, so no PCI device can be assigned (device tree: {name})"
+        )
+    return None
+
+
 def iommu_remedy(host: HostSnapshot) -> str:
     """Return the instructions that enable the IOMMU of this host, by the cause.
 
@@ -185,6 +213,8 @@ def iommu_remedy(host: HostSnapshot) -> str:
     if host.kernel.runs_on == "xen":
         is_qubes = "qubes" in (host.kernel.release or "")
         return f"assign devices with Xen: {_QUBES if is_qubes else _XEN}"
+    if without := pcie_without_iommu(host):
+        return without
     words = command_line_words(host)
     steps = list(filter(None, (_before_boot(host, words), words)))
     look = "check dmesg for smmu" if _kind(host) is _ARM else "check dmesg for IOMMU"

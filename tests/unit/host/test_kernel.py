@@ -46,3 +46,14 @@ def test_what_the_kernel_runs_on(tmp_path: Path, files: str, expected: str | Non
 )
 def test_a_device_tree_counts_without_acpi(tmp_path: Path, files: str, *, expected: bool) -> None:
     assert read_kernel(tree_of(tmp_path, files)).has_device_tree is expected
+
+
+def test_a_device_tree_names_board_and_soc(tmp_path: Path) -> None:
+    place = tmp_path / "proc/device-tree/compatible"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
+    assert read_kernel(tree_of(tmp_path, "")).compatible == (
+        "raspberrypi,5-model-b",
+        "brcm,bcm2712",
+    )
+    assert read_kernel(tree_of(tmp_path / "other", "")).compatible == ()

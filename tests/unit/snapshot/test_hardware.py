@@ -88,6 +88,25 @@ def test_a_firmware_of_arm_has_a_table_also_without_an_smmu(
     assert remedy("IORT", smmus=smmus, **ARM) == expected + THEN
 
 
+@pytest.mark.parametrize(
+    ("compatible", "is_named"),
+    [
+        (("raspberrypi,5-model-b", "brcm,bcm2712"), True),
+        (("raspberrypi,5-model-b",), True),
+        (("pine64,rockpro64", "rockchip,rk3399"), True),
+        (("xunlong,orangepi-5", "rockchip,rk3588s"), False),
+        (("raspberrypi,500", "brcm,bcm2712"), True),
+    ],
+)
+def test_a_soc_without_an_iommu_for_pcie_is_named(
+    compatible: tuple[str, ...],
+    is_named: bool,  # noqa: FBT001
+) -> None:
+    told = remedy(**ARM, has_device_tree=True, compatible=compatible)
+    assert told.startswith("use another machine, or virtio or macvtap") is is_named
+    assert is_named is (THEN not in told)
+
+
 def test_a_board_with_a_device_tree_has_no_firmware_setup() -> None:
     told = remedy(**ARM, has_device_tree=True)
     assert told == f"use a device tree that enables {SMMU} for PCIe, if this machine has one{THEN}"
