@@ -240,7 +240,6 @@ _KNOWN = (
 _ALSO_KNOWN = (
     "amd_iommu_dump",
     "amd_iommu_intr",
-    "module.blacklist",
     "pci-stub.ids",
     "rd.driver.post",
     "xen-pciback.hide",

@@ -47,7 +47,8 @@ gim_config.c), and removes them when it is unloaded; sysfs cannot change them (g
 GIM_OPTIONS = (
     "set vf_num (and vf_fb in MiB in GIM for older GPUs) in /etc/gim_config, or as an option of "
     "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then reboot "
-    "and load gim early (loaded again later, it may find no contiguous memory)"
+    "and load gim early (loaded again later, it may find no contiguous memory); dmesg shows if "
+    "this release of gim allows fewer, which a later release may raise"
 )
 """How to change the virtual functions of GIM (amd/MxGPU-Virtualization#8)."""
 

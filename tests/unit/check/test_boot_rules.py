@@ -32,6 +32,7 @@ GENERIC = Initramfs("dracut", lacks_modprobe=True)
         ("vfio-pci.id=10de:2684", "vfio-pci.ids=10de:2684"),
         ("intel_immou=on", "intel_iommu=on"),
         ("intel-iomu=on", "intel_iommu=on"),
+        ("module.blacklist=nouveau", "module_blacklist=nouveau"),
         ("pci_acs_override=downstream", "pcie_acs_override=downstream"),
     ],
 )
