@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
@@ -12,7 +15,8 @@ from vfiomgr.host.text import settings_of, text_of
 from vfiomgr.messages.known import QEMU, LoggedMessage, clause, find_messages, messages_by_name
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import PCI_DEVICES, HostPath
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress
+from vfiomgr.pci.option_rom import LARGEST, OptionRom, parse_rom
 from vfiomgr.units import counted
 from vfiomgr.value import Value, values_by_key
 
@@ -41,6 +45,8 @@ class LibvirtFiles(Value):
     """The functions that hooks name in libvirt's way, and the lines."""
     denied: tuple[str, ...] = ()
     """Files of the domains that AppArmor does not let QEMU read."""
+    roms: dict[str, OptionRom] = field(default_factory=dict)
+    """The ROM files of the domains, by path, as far as they can be read."""
     free_place: str = ""
     """A directory for ROM files that AppArmor lets QEMU read; empty if unknown."""
     logged: tuple[tuple[str, LoggedMessage], ...] = ()
@@ -69,6 +75,13 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
             if is_of_guests and _CALL.search(line) and line[-1] != "&":
                 calls.append(shown)
     rules = _readable(tree)
+    roms, read = tuple(roms), dict[str, OptionRom]()
+    for rom in roms:
+        status = tree.status(HostPath(rom))
+        is_file = status is not None and stat.S_ISREG(status.st_mode)
+        data = tree.read_bytes(HostPath(rom), LARGEST) if is_file else None
+        if data is not None:
+            read[rom] = parse_rom(data)
     denied = [] if rules is None else [rom for rom in roms if not rules.fullmatch(rom)]
     is_free = rules is not None and rules.fullmatch(f"{_FREE}/gpu.rom")
     return LibvirtFiles(
@@ -76,6 +89,7 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
         tuple(stopped),
         tuple(devices),
         tuple(denied),
+        read,
         _FREE if is_free else "",
         tuple((name, one) for name in names for one in _last_start(tree, name)),
     )
@@ -189,6 +203,48 @@ def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
             f"{move}add the line `{path} r,` to {_PROFILES}/local/{_QEMU} if {_QEMU} includes it, "
             f"otherwise to {_PROFILES}/{_QEMU}",
             subject=hostdev.name,
+        )
+
+
+def rom_content(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A guest's firmware runs only a ROM for the function, and OVMF only an image for UEFI."""
+    known = context.host_files or NO_FILES
+    for taken in context.seen:
+        hostdev, device, path = taken.hostdev, taken.device, taken.hostdev.rom_file or ""
+        rom = known.roms.get(path)
+        if rom is None:
+            continue
+        fix = (
+            f"dump it from this card while no driver uses it (cd {PCI_DEVICES}/{device.address}; "
+            f"echo 1 > rom; cat rom > {shlex.quote(path)}; echo 0 > rom), or "
+        ) + context.fix(f"remove <rom file> in line {hostdev.line}", "omit rom=FILE")
+        if rom.offset is None:
+            title, shown = "is no option ROM", "no image with 55 AA and PCIR"
+        elif rom.offset:
+            title = f"has {rom.offset} bytes before its ROM, which begins with 55 AA"
+            shown = f"55 AA at byte {rom.offset}"
+            fix = f"remove them: tail -c +{rom.offset + 1} {shlex.quote(path)} > NEWFILE, and "
+            fix += "name that file"
+        elif f"{device.vendor_id}:{device.device_id}" not in rom.ids:
+            title = f"is the ROM of another device: {', '.join(sorted(rom.ids))}"
+            shown = f"{device.address} is {device.vendor_id}:{device.device_id}"
+        elif (
+            context.domain.firmware == "efi"
+            and device.class_code.startswith(CLASS_DISPLAY)
+            and not rom.has_efi
+        ):
+            title, shown = "has no image for UEFI", "no image of code type 3"
+            shown += f"; {context.at(context.domain.line('os'))}: the guest starts with UEFI"
+        else:
+            continue
+        yield finding(
+            "rom-file",
+            "warning",
+            f"the ROM file of {device} {title}: {path}",
+            (context.cite(hostdev, f"<rom file='{path}'>"), f"{path}: {shown}"),
+            "the guest's firmware then shows nothing on this card, and its driver may fail",
+            fix,
+            subject=device,
         )
 
 

@@ -140,6 +140,46 @@ def test_devices_of_hooks_are_those_that_may_be_detached(
         assert finding.evidence[0].endswith(f"/a.sh:1: GPU={name}")
 
 
+def image(ids: str = "10de:25b6", kind: int = 3, last: int = 0x80, devices: bytes = b"") -> bytes:
+    """An image of one block, with its PCI data structure at 0x1c."""
+    vendor, device = (int(one, 16).to_bytes(2, "little") for one in ids.split(":"))
+    data = b"PCIR" + vendor + device + bytes((24 if devices else 0, 0, 24, 0, 3, 0, 0, 3))
+    data += bytes((1, 0, 0, 0, kind, last, 0, 0)) + devices
+    return (b"\x55\xaa\x01".ljust(0x18, b"\0") + b"\x1c\0\0\0" + data).ljust(512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("data", "title", "remedy"),
+    [
+        (b"NVGI" * 16, "is no option ROM", "dump it from this card while no driver uses it"),
+        (b"NVGI" * 16 + image(), "has 64 bytes before its ROM", "remove them: tail -c +65 /roms"),
+        (image("10de:1b80"), "is the ROM of another device: 10de:1b80", "or remove <rom file> in"),
+        (image(kind=0), "has no image for UEFI", "or remove <rom file> in line"),
+        (image(kind=0, last=0) + image(), None, None),
+        (image("10de:1b80", devices=b"\xb6\x25\0\0"), None, None),
+    ],
+)
+def test_a_rom_that_cannot_work_is_found(
+    tmp_path: Path, data: bytes, title: str | None, remedy: str | None
+) -> None:
+    (tmp_path / "roms").mkdir()
+    (tmp_path / "roms/gpu.rom").write_bytes(data)
+    text = with_rom().replace("<os>", "<os firmware='efi'>")
+    finding = found(judge(read_files(tree_of(tmp_path, ""), [ROM]), text), "rom-file")
+    assert (finding is None) is (title is None)
+    if finding is not None:
+        assert str(title) in finding.summary
+        assert str(remedy) in finding.remedy
+
+
+def test_a_bios_runs_a_rom_without_uefi(tmp_path: Path) -> None:
+    (tmp_path / "roms").mkdir()
+    (tmp_path / "roms/gpu.rom").write_bytes(image(kind=0))
+    files = read_files(tree_of(tmp_path, ""), [ROM, "/roms", "/roms/other.rom"])
+    assert set(files.roms) == {ROM}
+    assert found(judge(files, with_rom().replace(" firmware='efi'", "")), "rom-file") is None
+
+
 LOG = "var/log/libvirt/qemu/win.log"
 OLD = (
     "2026-01-02 10:11:12.131+0000: starting up libvirt version: 11.3.0\nVFIO_MAP_DMA failed: -22\n"
