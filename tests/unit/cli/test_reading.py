@@ -13,12 +13,16 @@ from msgspec.structs import replace
 from ruamel.yaml import YAML
 
 from tests.fakes.hosts import without_iommu
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.cli.output import print_yaml
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Matches, Run
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 @pytest.mark.parametrize(
@@ -467,3 +471,18 @@ def test_long_texts_of_yaml_are_read_as_they_were_written(
     document = {"name": "Ā" + "𐀀" * 8 + "0 0", "note": ["\u0100 : # a" * 40, "a b " * 60 + "c"]}
     print_yaml(document)
     assert YAML(typ="safe", pure=True).load(capsys.readouterr().out) == document
+
+
+def test_a_group_that_is_in_use_is_told_to_go_to_one_guest(run: Run, tmp_path: Path) -> None:
+    gpu = replace(pci_device(), driver="vfio-pci", driver_module="vfio_pci")
+    sound = replace(gpu, address=PciAddress.parse("0000:04:00.1"), class_code="040300")
+    user = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
+
+    def shown(host: HostSnapshot) -> str:
+        (tmp_path / "host.json").write_text(write_snapshot(host))
+        return run("--snapshot", str(tmp_path / "host.json"), "show", "0000:04:00.0").stdout
+
+    told = "(in use: its group is assigned together, to one guest)\n"
+    assert told in shown(with_facts(host_of(gpu, sound), users=(user,)))
+    assert told not in shown(with_facts(host_of(gpu, sound), users=()))
+    assert told not in shown(with_facts(host_of(gpu), users=(user,)))

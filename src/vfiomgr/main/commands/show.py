@@ -285,7 +285,13 @@ def _readiness(
         yield ("remedy", READ_IT)
     elif _is_usable(host, device):
         nodes = host.existing_nodes(device)
-        yield ("guest-ready", f"yes, VFIO node{'s' if len(nodes) > 1 else ''}: {', '.join(nodes)}")
+        is_held = host.users.open_nodes.intersection(host.guest_nodes(device))
+        others = [d for d in host.group_members(device.iommu_group) if not d.is_bridge][1:]
+        now = (
+            " (in use: its group is assigned together, to one guest)" if is_held and others else ""
+        )
+        word = "nodes" if len(nodes) > 1 else "node"
+        yield ("guest-ready", f"yes, VFIO {word}: {', '.join(nodes)}{now}")
     elif host.vgpus.is_vendor_function(device) and host.vgpus.is_ready_for_guests(device):
         yield ("guest-ready", f"yes, vGPU on driver {device.driver}")
     elif refusal:
