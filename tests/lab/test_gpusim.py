@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import gpusim
+from vfiomgr.host.tree import HostTree
+from vfiomgr.host.udev import reload_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -138,13 +140,13 @@ def test_an_event_that_is_being_handled_does_not_load_nvme_again() -> None:
     rule = Path("/run/udev/rules.d/70-lab-slow.rules")
     rule.parent.mkdir(parents=True, exist_ok=True)
     rule.write_text('SUBSYSTEM=="pci", ACTION=="add", PROGRAM="/bin/sleep 1"\n')
-    subprocess.run(["udevadm", "control", "--reload"], check=True)
+    reload_rules(HostTree("/"), 60)
     try:
         subprocess.run(["udevadm", "trigger", "--action=add", _gpu()], check=True)
         gpusim.load(family="mdev")
     finally:
         rule.unlink()
-        subprocess.run(["udevadm", "control", "--reload"], check=True)
+        reload_rules(HostTree("/"), 60)
     subprocess.run(["udevadm", "settle"], check=True)
     assert not Path("/sys/module/nvme").exists()
 

@@ -17,6 +17,7 @@ import pytest
 from tests.lab.command import VFIOMGR, vfiomgr
 from tests.lab.test_persistence import come_back, drivers, until, watching
 from vfiomgr.host.tree import HostTree
+from vfiomgr.host.udev import reload_rules
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import BOOT, FILE, WANTED
@@ -110,7 +111,7 @@ def test_a_host_comes_to_its_layout_by_itself(topology: Topology, file: str) -> 
     assert Path(FILE).read_text() == Path(file).read_text()
     assert Path(WANTED).exists()
     assert "nothing to do" in vfiomgr("layout", "install", file).stdout
-    subprocess.run(["udevadm", "control", "--reload"], check=True)
+    reload_rules(HostTree("/"), 60)
     with watching():
         come_back(pair)
         # nothing has loaded vfio-pci yet: the rule does

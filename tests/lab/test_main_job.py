@@ -18,6 +18,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.run import run
 from vfiomgr.errors import RolledBack
 from vfiomgr.host.tree import HostTree
+from vfiomgr.host.udev import reload_rules
 from vfiomgr.passthrough.steps import Bind, ChangeDriver
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_device
@@ -93,13 +94,13 @@ def test_the_node_has_the_owner_that_udev_gives_it_when_bind_returns(restored: T
     rule = Path("/run/udev/rules.d/99-lab.rules")
     rule.parent.mkdir(exist_ok=True)
     rule.write_text('SUBSYSTEM=="vfio", PROGRAM=="/bin/sleep 3", OWNER="65534"\n')
-    subprocess.run(["udevadm", "control", "--reload"], check=True)
+    reload_rules(HostTree("/"), 60)
     try:
         (node, *_) = [d["node"] for d in document("bind", restored.addresses["twin"])["devices"]]
         assert Path(node).stat().st_uid == 65534
     finally:
         rule.unlink()
-        subprocess.run(["udevadm", "control", "--reload"], check=True)
+        reload_rules(HostTree("/"), 60)
 
 
 def test_only_the_named_twin_moves(restored: Topology) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from vfiomgr.host.tree import HostTree
+from vfiomgr.host.udev import reload_rules
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_files
@@ -131,7 +132,7 @@ def test_another_device_at_the_address_is_left_alone(pair: list[str]) -> None:
         other = replace(binding, device=replace(binding.device, device_id="2222"))
         name = f"05-vfiomgr-{binding.address}.rules"
         Path("/etc/udev/rules.d", name).write_text(render_rule(other))
-    _udevadm("control", "--reload")
+    reload_rules(HostTree("/"), _NEVER)
     with watching():
         come_back(pair)
         _udevadm("settle")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from errno import ENOBUFS
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
@@ -24,6 +25,9 @@ _QUEUE = HostPath("/run/udev/queue")
 """The file that exists while udevd has events to handle."""
 _ANSWER = 60.0
 """Seconds in which udevd answers even on a busy machine."""
+_ATTEMPTS = 4
+_PAUSE = 0.5
+"""Seconds between attempts to ask a busy udevd."""
 _RULES = tuple(
     HostPath(f"{place}/udev/rules.d")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
@@ -125,10 +129,30 @@ def has_received(tree: HostTree) -> bool:
     It answers only after it has queued them (on_ctrl_msg has idle priority in udev-manager.c).
     """
     try:
-        tree.call("udevadm", "control", "--ping", limit=_ANSWER)
+        _control(tree, "--ping", _ANSWER)
     except HostError:
         return False
     return True
+
+
+def _control(tree: HostTree, option: str, seconds: float) -> None:
+    """Send udevd a command and wait up to some seconds for its answer.
+
+    A busy udevd may close the connection before it has answered (EPIPE): then it is asked again.
+
+    Raises:
+        HostError: udevadm is absent, fails several times, or does not end in time.
+
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            tree.call("udevadm", "control", option, limit=seconds)
+        except ProgramFailed as error:
+            if not left or error.status is None or not tree.exists(_UDEVD):
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
 
 
 def is_busy(tree: HostTree) -> bool:
@@ -174,4 +198,4 @@ def _rules(tree: HostTree) -> Iterator[str]:
 def reload_rules(tree: HostTree, seconds: float) -> None:
     """Make udevd read its rules now, within some seconds; no effect without udevd."""
     if tree.is_machine and tree.exists(_UDEVD):
-        tree.call("udevadm", "control", "--reload", limit=seconds)
+        _control(tree, "--reload", seconds)

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tests.lab.topology import current
+from vfiomgr.host.tree import HostTree
+from vfiomgr.host.udev import reload_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +34,6 @@ _DEVICES = Path("/sys/bus/pci/devices")
 _NEEDED = ("vfio-pci-core", "mdev", "vfio_iommu_type1")
 _DEADLINE = 30.0
 """Seconds for nvme to take its controller back: it probes in the background."""
-_ATTEMPTS = 5
-"""How often udevd is asked to read its files."""
 _SHOWN = 4000
 """How much is shown of the kernel's messages where it does not."""
 
@@ -60,7 +60,7 @@ def unload() -> None:
     if _is_loaded():
         _remove()
     _KEPT_OUT.unlink()
-    _reload_udev()
+    reload_rules(HostTree("/"), _DEADLINE)
     _run("modprobe", "nvme")
     if driver(gpu()) is None:  # loaded by another event, nvme does not look for functions again
         write(Path("/sys/bus/pci/drivers_probe"), gpu())
@@ -143,20 +143,9 @@ def _keep_nvme_out() -> None:
     assert current() is not None
     _KEPT_OUT.parent.mkdir(exist_ok=True)
     _KEPT_OUT.write_text("blacklist nvme\n")
-    _reload_udev()
+    reload_rules(HostTree("/"), _DEADLINE)
     _run("udevadm", "settle")  # a worker that began before the reload would load it again
     _run("modprobe", "--remove", "nvme")
-
-
-def _reload_udev() -> None:
-    """Have udevd read its files again; while it is busy, it may close the connection (EPIPE)."""
-    for _ in range(_ATTEMPTS):
-        reload = ("udevadm", "control", "--reload")
-        done = subprocess.run(reload, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
-        time.sleep(1)
-    raise AssertionError(done.stderr)
 
 
 def _set_functions(count: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from vfiomgr.engine import verified_write
+from vfiomgr.errors import ProgramFailed
 from vfiomgr.host import udev
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.udev import DeviceChanges, DeviceEvents, is_settled, rules_give_access
@@ -247,3 +248,40 @@ def test_a_rule_file_is_hidden_by_one_of_its_name_before_it(tmp_path: Path) -> N
         place.mkdir(parents=True)
         (place / "60-guests.rules").write_text(rule)
     assert not rules_give_access(HostTree(tmp_path))
+
+
+class Busy(HostTree):
+    """A host whose udevd closes some connections before it answers."""
+
+    refusals = 0
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        (root / "run/udev").mkdir(parents=True)
+        (root / "run/udev/control").touch()
+
+    @property
+    def is_machine(self) -> bool:
+        """Whether udevd may be asked."""
+        return True
+
+    def call(self, *command: str, limit: float | None = 60) -> None:
+        """Fail as udevadm does whose connection was closed."""
+        assert limit
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise ProgramFailed(" ".join(command), "", status=1, said="Broken pipe")
+
+
+def test_a_busy_udevd_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udev, "_PAUSE", 0.0)
+    tree = Busy(tmp_path)
+    tree.refusals = 2
+    assert udev.has_received(tree)
+    tree.refusals = 2
+    udev.reload_rules(tree, 1)
+    tree.refusals = 9
+    assert not udev.has_received(tree)
+    tree.refusals = 9
+    with pytest.raises(ProgramFailed):
+        udev.reload_rules(tree, 1)

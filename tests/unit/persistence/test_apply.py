@@ -18,7 +18,15 @@ from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal import Journal
 from vfiomgr.engine.survey import cut_off_runs
-from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
+from vfiomgr.errors import (
+    HostError,
+    ProgramFailed,
+    RollbackIncomplete,
+    RolledBack,
+    StuckInKernel,
+    VfiomgrError,
+)
+from vfiomgr.host import udev
 from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
 from vfiomgr.host.programs import ProgramAnswer
 from vfiomgr.passthrough import watch
@@ -154,7 +162,7 @@ class Deaf:
         self.asked.append(" ".join(command))
         assert limit is None or limit <= 10
         message = f"{self.asked[-1]} ended with 1: no bus"
-        raise HostError(message, "run it by hand to see why")
+        raise ProgramFailed(message, "run it by hand to see why", status=1, said="no bus")
 
 
 @pytest.fixture
@@ -166,6 +174,7 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     monkeypatch.setattr(
         "vfiomgr.passthrough.apply._UNSEEN_DEADLINE", 0.0
     )  # it makes no record either
+    monkeypatch.setattr(udev, "_PAUSE", 0.0)
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)
     return programs
@@ -181,7 +190,7 @@ def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf
     assert {UNIT, rule_file(GPU), rule_file(AUDIO)} <= set(etc(kernel))
     reload, daemon_reload = "udevadm control --reload", "systemctl daemon-reload"
     start = f"systemctl --no-block start {UNIT.name}"
-    assert deaf.asked == [reload, reload, daemon_reload, start]
+    assert deaf.asked == [*[reload] * 2 * udev._ATTEMPTS, daemon_reload, start]
     texts = [str(warning.message) for warning in told]
     assert texts[-1] == (
         f"{UNIT} is written, but could not be reloaded: {start} ended with 1: no bus; "
