@@ -14,6 +14,7 @@ from tests.unit.kata_nodes import (
     CRIO,
     GROUP,
     HANDLER,
+    KUBELET,
     SHIMS,
     KataNode,
 )
@@ -300,3 +301,49 @@ def test_whether_the_kubelet_uses_docker_may_be_unknown(
     place = "etc/systemd/system/kubelet.service.d/10-kubeadm.conf"
     node.write(place, unit.format("--container-runtime"))
     assert ids(explain()[1]) == []
+
+
+RUNC = f'{TABLE}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+OPTIONS = TABLE + ".runtimes.{}.options]\nSystemdCgroup = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("entries", "kubelet", "is_found"),
+    [
+        (NVIDIA + RUNC + OPTIONS.format("runc", "true"), "", True),
+        (NVIDIA + OPTIONS.format("nvidia", "false"), "cgroupDriver: systemd\n", True),
+        (NVIDIA + OPTIONS.format("nvidia", "true"), "cgroupDriver: systemd\n", False),
+        (NVIDIA + RUNC + OPTIONS.format("runc", "false"), "cgroupDriver: systemd\n", False),
+        (NVIDIA + RUNC, "cgroupDriver: cgroupfs\n", False),
+        (NVIDIA + RUNC, "", False),
+        (NVIDIA.replace("runc.v2", "runsc.v1"), "cgroupDriver: systemd\n", False),
+    ],
+)
+def test_a_handler_has_the_cgroup_driver_of_the_kubelet(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    entries: str,
+    kubelet: str,
+    *,
+    is_found: bool,
+) -> None:
+    use_nvidia(node, entries)
+    node.write(KUBELET, kubelet)
+    expected = ["runtime-cgroup-driver"] if is_found else []
+    assert ids(explain()[1]) == expected
+    node.change(node.pod, "  runtimeClassName: nvidia\n", "")
+    table = f'version = 3\n{TABLE}]\ndefault_runtime_name = "nvidia"'
+    node.change(CONTAINERD, "version = 3", table)
+    assert ids(explain()[1]) == expected, "the default handler"
+
+
+def test_k3s_writes_the_cgroup_driver_from_a_template(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    use_nvidia(node, NVIDIA + RUNC + OPTIONS.format("runc", "true"))
+    text = (node.root / CONTAINERD).read_text()
+    (node.root / CONTAINERD).unlink()
+    node.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", text)
+    (found,) = breaks(explain()[1])
+    assert "config.toml.tmpl" in found["remedy"]
+    assert "1.25.15" in found["remedy"]

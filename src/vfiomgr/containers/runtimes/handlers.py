@@ -32,6 +32,8 @@ class HandlerEntry(Value):
     """Patterns of pod annotations that the shim gets; CRI-O: allowed_annotations."""
     plugins: tuple[str, ...] = ()
     """The plugins of containerd whose tables have it."""
+    systemd_cgroup: bool | None = None
+    """SystemdCgroup of containerd's options; None if it is not set, which is false."""
 
     def tells(self, annotation: str) -> bool:
         """Whether the shim gets an annotation (a `*` at the end of a pattern matches the rest)."""
@@ -304,7 +306,7 @@ def _entry(
     name: str, entry: Mapping[str, Any], options: Mapping[str, Any], config: str, annotations: str
 ) -> HandlerEntry:
     """`config` is the key of Kata's configuration in `options`, `annotations` that of patterns."""
-    patterns = entry.get(annotations)
+    patterns, systemd = entry.get(annotations), options.get("SystemdCgroup")
     source, plugins = entry[""]
     return HandlerEntry(
         name=name,
@@ -315,6 +317,7 @@ def _entry(
         config_path=_text(options, config),
         privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
         pod_annotations=tuple(map(str, patterns)) if isinstance(patterns, list) else (),
+        systemd_cgroup=systemd if isinstance(systemd, bool) else None,
     )
 
 

@@ -46,6 +46,7 @@ _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases with merged drop-ins support."""
 _FILE_OF_TOOLKIT = "99-nvidia.toml"
 _REMOTE = "--container-runtime=remote "
+_RANCHER = "/rancher/"
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 _NVIDIA = ("nvidia.com/gpu", "nvidia.com/mig-")
 """Resources of NVIDIA's device plugin for containers on the host's kernel."""
@@ -517,6 +518,40 @@ def _no_type(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
     )
 
 
+def _cgroups(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """A handler of runc with another driver of cgroups than the kubelet.
+
+    systemd then sets the device filter of a cgroup that it does not manage (NVIDIA/nvidia-docker
+    1730). k3s and RKE2 write the setting of runc's entry for NVIDIA's since k3s-io/k3s 8470.
+    """
+    entry, runc = context.entry or facts.handler(facts.default), facts.handler("runc")
+    driver = "" if context.kubelet is None else context.kubelet.cgroup_driver
+    is_runc = entry is not None and entry.shim.startswith("containerd-shim-runc-")
+    told = None if runc is None else runc.systemd_cgroup
+    if told is None and (facts.version or _NONE) < _CONTAINERD_2:
+        told = driver == "systemd" or None  # containerd 2 tells the kubelet its own driver
+    if entry is None or not is_runc or entry.name == "runc" or not told or entry.systemd_cgroup:
+        return
+    where = entry.source
+    who = "runc there has" if runc and runc.systemd_cgroup else "the kubelet's cgroupDriver needs"
+    setting = f"set SystemdCgroup = true in the options of {entry.name}"
+    remedies = [f"{setting} in {where}, then restart containerd"]
+    if _RANCHER in where:
+        remedies = [
+            f"{setting} in a template beside {where} (config.toml.tmpl)",
+            "upgrade K3s or RKE2 to 1.25.15, 1.26.10, 1.27.7, 1.28.3 or later",
+        ]
+    yield chain_break(
+        "runtime-cgroup-driver",
+        entry.name,
+        f"{entry.name} in {where} does not set SystemdCgroup, which {who}: systemd may kill its "
+        "containers, or take their devices away when it reloads ('Failed to initialize NVML: "
+        "Unknown Error')",
+        *remedies,
+        is_certain=False,
+    )
+
+
 def _mixed(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Imports of another version than the main file, if they concern the handler."""
     own = None if context.entry is None else context.entry.source
@@ -576,6 +611,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
             reading(_HANDLERS, _disabled, "kata-cri-disabled"),
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
             reading(_ENTRY, _no_type, "kata-handler-no-type"),
+            reading(_HANDLERS, _cgroups, "runtime-cgroup-driver"),
             reading(_HANDLERS, _elsewhere, _TABLE_UNREAD),
             reading(_HANDLERS, _unread, "kata-runtime-drop-in-unread"),
             reading(_HANDLERS, _unreadable, "kata-runtime-unreadable"),
