@@ -347,3 +347,55 @@ def test_k3s_writes_the_cgroup_driver_from_a_template(
     (found,) = breaks(explain()[1])
     assert "config.toml.tmpl" in found["remedy"]
     assert "1.25.15" in found["remedy"]
+
+
+def plugin(**container: Any) -> str:
+    image = "nvcr.io/nvidia/k8s-device-plugin:v0.15.0"
+    spec = {"containers": [{"name": "ctr", "image": image, **container}]}
+    metadata = {"name": "plugin"}
+    daemon_set = {"kind": "DaemonSet", "metadata": metadata, "spec": {"template": {"spec": spec}}}
+    return json.dumps(daemon_set)
+
+
+def variable(name: str, value: str) -> dict[str, Any]:
+    return {"env": [{"name": name, "value": value}]}
+
+
+TOOLKIT = "etc/nvidia-container-runtime/config.toml"
+OF_OPERATOR = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+NO_VARIABLE = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
+STRATEGY = "DEVICE_LIST_STRATEGY"
+FROM = {"env": [{"name": STRATEGY, "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]}
+
+
+@pytest.mark.parametrize(
+    ("container", "toolkit", "remedy"),
+    [
+        ({}, NO_VARIABLE + MOUNTS, "set DEVICE_LIST_STRATEGY=volume-mounts"),
+        (variable(STRATEGY, "volume-mounts"), "", "set DEVICE_LIST_STRATEGY=envvar"),
+        ({"args": ["--device-list-strategy=envvar"]}, NO_VARIABLE, "unprivileged = true"),
+        ({"args": ["--device-list-strategy", "volume-mounts"]}, NO_VARIABLE + MOUNTS, None),
+        (variable(STRATEGY, "cdi-annotations,envvar"), NO_VARIABLE, None),
+        (variable("CONFIG_FILE", "/config/config.yaml"), NO_VARIABLE, None),
+        ({"image": "registry.example/plugin"}, NO_VARIABLE, None),
+        (FROM, NO_VARIABLE, None),
+        ({}, "", None),
+        ({}, "accept-", None),
+    ],
+)
+def test_the_toolkit_takes_what_the_device_plugin_passes(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    container: dict[str, Any],
+    toolkit: str,
+    remedy: str | None,
+) -> None:
+    node.pod.write_text(plugin(**container))
+    assert ids(explain()[1]) == [], "there is no toolkit"
+    node.write(TOOLKIT, toolkit)
+    found = breaks(explain()[1])
+    assert [each["id"] for each in found] == ([] if remedy is None else ["device-list-strategy"])
+    assert all(str(remedy) in each["remedy"] for each in found)
+    node.write(OF_OPERATOR, MOUNTS)
+    assert ids(explain()[1]) == [], "the operator has a toolkit of its own"

@@ -300,6 +300,14 @@ class DockerFacts(Value):
     """Docker's default runtime; None if unknown."""
 
 
+class ToolkitFacts(Value):
+    """How NVIDIA's container runtime takes devices of containers without privileges."""
+
+    source: str
+    refused: tuple[tuple[str, str], ...]
+    """Strategies of the device plugin that it refuses, each with its key and value."""
+
+
 class Published(Value):
     """A CDI device, and its file."""
 
@@ -379,6 +387,7 @@ class PodContext(Value, dict=True):
     kubelet: KubeletFacts | None = None
     docker: DockerFacts | None = None
     """Known only if the kubelet runs pods with Docker; there are no handlers then."""
+    toolkit: ToolkitFacts | None = None
     lacks_checkpoint: bool = False
     """Whether the kubelet runs without a record of devices that its plugins registered."""
     lacks_plugins: bool = False

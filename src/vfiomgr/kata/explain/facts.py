@@ -15,6 +15,7 @@ from vfiomgr.containers.runtimes.containerd import mixed_versions
 from vfiomgr.containers.runtimes.handlers import UnreadFile
 from vfiomgr.containers.runtimes.model import ConfigFile
 from vfiomgr.documents.reader import read_values
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import is_vfio_node
@@ -24,6 +25,7 @@ from vfiomgr.kata.explain.context import (
     ConfigurationFacts,
     DockerFacts,
     KubeletFacts,
+    ToolkitFacts,
 )
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
 from vfiomgr.kata.facts import parse, read_configuration, read_settings, runtime_at
@@ -141,6 +143,15 @@ def _units(tree: HostTree, *services: str) -> Iterator[tuple[str, str]]:
             yield from texts_below(tree, directory / f"{service}.service.d", "*.conf")
 
 
+_TOOLKIT = (
+    HostPath("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"),
+    HostPath("/etc/nvidia-container-runtime/config.toml"),
+)
+_ACCEPTS = (
+    ("envvar", "accept-nvidia-visible-devices-envvar-when-unprivileged", True),
+    ("volume-mounts", "accept-nvidia-visible-devices-as-volume-mounts", False),
+)
+"""Strategies of the device plugin, with the toolkit's keys for them and their defaults."""
 _GUEST_FILES = ("kernel", "image", "initrd")
 _DEV = HostPath("/dev")
 _MACHINE = "/"
@@ -360,6 +371,24 @@ def lacks_plugins(tree: HostTree) -> bool:
     return tree.exists(_KUBELET_SOCKET) and {n for n in names if n.endswith(".sock")} == {
         _KUBELET_SOCKET.name
     }
+
+
+def read_toolkit(tree: HostTree) -> ToolkitFacts | None:
+    """The configuration of NVIDIA's container runtime, first that of the GPU Operator."""
+    found = ((path, tree.read_text(path, _MOST)) for path in _TOOLKIT)
+    path, text = next((pair for pair in found if pair[1] is not None), ("", None))
+    try:
+        document = {} if text is None else parse_toml(text)
+    except Malformed:
+        return None
+    return ToolkitFacts(
+        path,
+        tuple(
+            (strategy, f"{key} = {'false' if key in document else 'false, the default'}")
+            for strategy, key, default in _ACCEPTS
+            if path and document.get(key, default) is False
+        ),
+    )
 
 
 def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:

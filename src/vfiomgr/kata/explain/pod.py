@@ -43,8 +43,11 @@ class PodContainer(Value):
     line: int
     is_sidecar: bool = False
     """An init container that keeps running beside the following ones (restartPolicy: Always)."""
-    environment: tuple[str, ...] = ()
-    """The names of its variables."""
+    environment: tuple[tuple[str, str | None], ...] = ()
+    """Its variables; None for a value that is not written there."""
+    image: str = ""
+    words: tuple[str, ...] = ()
+    """Its command and arguments."""
     block_volumes: tuple[str, ...] = ()
     """The volumes that it gets as block devices (volumeDevices)."""
 
@@ -53,6 +56,14 @@ class PodContainer(Value):
         """The resources of device plugins, with their counts."""
         found = ((name, int(text)) for name, text in self.limits if is_extended_resource(name))
         return tuple((name, count) for name, count in found if count)
+
+    def option(self, name: str, default: str) -> str | None:
+        """A variable, or the flag of the same name, which precedes it; None if unknown."""
+        flag = f"--{name.lower().replace('_', '-')}"
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=False):
+            if word.partition("=")[0] == flag:
+                return word.partition("=")[2] or following
+        return dict(self.environment).get(name, default)
 
     def limit(self, name: str) -> str | None:
         """Its limit of a resource."""
@@ -338,7 +349,13 @@ class _Reader(Struct):
                     claims=tuple(self._names(item, ("resources", "claims"), path)),
                     line=item.place.line,
                     is_sidecar=self._text(item, ("restartPolicy",)) == "Always",
-                    environment=tuple(self._names(item, ("env",), path)),
+                    environment=tuple(self._variables(item, path)),
+                    image=self._text(item, ("image",)),
+                    words=tuple(
+                        each.text
+                        for key in ("command", "args")
+                        for each in self._items(item, (key,), path)
+                    ),
                     block_volumes=tuple(self._names(item, ("volumeDevices",), path)),
                 )
 
@@ -372,6 +389,12 @@ class _Reader(Struct):
     def _names(self, part: Located, path: Path, base: Path) -> Iterator[str]:
         for item in self._items(part, path, base):
             yield self._text(item, ("name",)) or "without a name"
+
+    def _variables(self, part: Located, base: Path) -> Iterator[tuple[str, str | None]]:
+        for item in self._items(part, ("env",), base):
+            value = item.at(("value",))
+            text = "" if value is None else value.text
+            yield self._text(item, ("name",)), None if item.at(("valueFrom",)) else text
 
     def _texts(self, part: Located, path: Path, base: Path) -> Iterator[tuple[str, str]]:
         for key, value in self._parts(part, path, base):

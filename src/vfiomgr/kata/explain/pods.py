@@ -212,6 +212,7 @@ class _Scene:
             shims=tuple(shim.path for shim in self._installed.shims),
             kubelet=self._kubelet,
             docker=self._docker,
+            toolkit=gather.read_toolkit(tree) if tree else None,
             lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
             lacks_plugins=gather.lacks_plugins(tree) if tree else False,
             is_told=handler is not None or self._config is not None,

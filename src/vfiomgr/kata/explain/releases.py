@@ -124,7 +124,7 @@ def of_configuration(context: PodContext, settings: KataSettings) -> Iterator[Di
 def untranslated(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """PCIDEVICE_* of the SR-IOV device plugin, without a map of addresses in the agent."""
     release, pod = context.release, context.pod
-    is_set = any(n.startswith(_SRIOV) for c in pod.containers for n in c.environment)
+    is_set = any(n.startswith(_SRIOV) for c in pod.containers for n, _ in c.environment)
     may_be = bool(pod.resources) and _NETWORKS in dict(pod.annotations)
     is_lost = context.is_cold and not context.is_rs and release.has_plug_keys
     fixed = _MAPS_COLD if is_lost else _MAPS_GUEST_KERNEL

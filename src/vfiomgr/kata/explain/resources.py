@@ -199,6 +199,7 @@ def _is_same_pod(context: PodContext, pod: str) -> bool:
     return namespace == spec.namespace and is_named_so
 
 
+_PLUGIN = "k8s-device-plugin"
 _NO_REQUEST = "the pod requests no device, neither by a resource nor by a CDI annotation"
 _GATE_OPEN = Version(1, 34)
 _LOSES_DRIVERS, _KEEPS_DRIVERS = Version(1, 34), Version(1, 34, 2)
@@ -471,6 +472,37 @@ def _unregistered(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
+def _strategy(context: PodContext) -> str | None:
+    """How NVIDIA's device plugin, if it is this pod, passes devices; None if unknown."""
+    for each in context.pod.containers:
+        if _PLUGIN in each.image and each.option("CONFIG_FILE", "") == "":
+            return each.option("DEVICE_LIST_STRATEGY", "envvar")
+    return None
+
+
+def _refused(context: PodContext) -> Iterator[Diagnostic]:
+    """A device list that NVIDIA's container runtime refuses (NVIDIA/nvidia-container-toolkit)."""
+    toolkit, strategy = context.toolkit, _strategy(context)
+    if toolkit is None or strategy is None:
+        return
+    refused = dict(toolkit.refused)
+    if not all(one in refused for one in strategy.split(",")):
+        return
+    others = [one for one in ("volume-mounts", "envvar") if one not in refused]
+    key = refused[strategy.partition(",")[0]]
+    yield chain_break(
+        "device-list-strategy",
+        context.pod.name,
+        f"the plugin passes devices as {strategy}, which {toolkit.source} refuses ({key}): pods "
+        "that are not privileged start without their GPUs",
+        f"set DEVICE_LIST_STRATEGY={others[0]} for the plugin (Helm: deviceListStrategy)"
+        if others
+        else "",
+        f"set {key.partition(' ')[0]} = true in that file",
+        is_certain=False,
+    )
+
+
 OFFER_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod: its requests",
@@ -486,6 +518,7 @@ OFFER_RULES: RuleSet[PodContext] = register(
             rule(_not_recorded, "pod-no-checkpoint", "pod-no-plugin"),
             rule(_unregistered, "claim-kubelet"),
             rule(_annotated_in_vain, "kata-annotations-unread"),
+            rule(_refused, "device-list-strategy"),
         ),
     )
 )
