@@ -141,3 +141,42 @@ def test_the_unit_counts_where_the_driver_is_loaded(tmp_path: Path, place: str) 
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").write_text("")
     assert read_readers(tree, ()).is_refreshed
+
+
+DEPENDENCIES = "updates/dkms/nvidia-uvm.ko.xz: updates/dkms/nvidia.ko.xz\nupdates/dkms/{}:\n"
+CONDITION = "ExecCondition=/usr/bin/grep -qE '/(nvidia|nvidia-current)\\.ko{}' /l/%v/modules.dep\n"
+
+
+@pytest.mark.parametrize(
+    ("colon", "module", "expected"),
+    [
+        ("[:]", "nvidia.ko.xz", "nvidia.ko.xz"),
+        (":", "nvidia-current.ko.zst", "nvidia-current.ko.zst"),
+        ("[:]", "nvidia.ko", ""),
+        ("", "nvidia.ko.xz", ""),
+        ("[:]", "nvidia-drm.ko.xz", ""),
+    ],
+)
+def test_the_condition_of_the_unit_may_not_match_a_compressed_module(
+    tmp_path: Path, colon: str, module: str, expected: str
+) -> None:
+    def write(place: str, text: str) -> None:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    tree = HostTree(str(tmp_path))
+    write("proc/sys/kernel/osrelease", "6.17.8\n")
+    write("lib/modules/6.17.8/modules.dep", DEPENDENCIES.format(module))
+    assert not read_readers(tree, ()).unmatched, "there is no unit"
+    write("usr/lib/systemd/system/nvidia-cdi-refresh.service", CONDITION.format(colon))
+    assert read_readers(tree, ()).unmatched == expected
+    write("etc/systemd/system/nvidia-cdi-refresh.service.d/override.conf", "ExecCondition=\n")
+    assert not read_readers(tree, ()).unmatched, "a drop-in may replace the condition"
+
+
+def test_a_condition_that_does_not_match_is_not_tried_again() -> None:
+    readers = Readers({}, has_static=True, is_refreshed=True, unmatched="nvidia.ko.xz")
+    (found,) = READER_RULES.find(readers)
+    assert "nvidia.ko.xz" in found.summary
+    assert "restart" not in found.remedy

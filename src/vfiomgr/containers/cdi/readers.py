@@ -40,14 +40,15 @@ _DOCKER_ON = Version(28, 2)
 _CONTAINERD_ON = Version(2, 0)
 """From here on enable_cdi is true by default (internal/cri/config/config_unix.go)."""
 _NVIDIA = (HostPath("/sys/module/nvidia"), HostPath("/dev/nvidia0"))
+_RELEASE = HostPath("/proc/sys/kernel/osrelease")
 _CAPABILITIES = HostPath("/proc/driver/nvidia/capabilities")
 _MINOR = expression(r"DeviceFileMinor:\s*(\d+)")
 _GPU_NODE = expression(r"/dev/nvidia\d+")
 _REFRESH = "nvidia-cdi-refresh.service"
-_REFRESHED = tuple(
-    HostPath(f"{place}/multi-user.target.wants/{_REFRESH}")
-    for place in ("/etc/systemd/system", "/usr/lib/systemd/system")
-)
+_UNITS = tuple(map(HostPath, ("/etc/systemd/system", "/usr/lib/systemd/system")))
+_REFRESHED = tuple(place / "multi-user.target.wants" / _REFRESH for place in _UNITS)
+_UNCOMPRESSED = expression(r"(?m)^ExecCondition=.*\.ko(?::|\[:\]).*modules\.dep")
+_NVIDIA_MODULE = expression(r"(?m)^\S*/(nvidia(?:-current)?\.ko[.\w]*):")
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o001
 
 
@@ -82,6 +83,8 @@ class Readers(Value):
     """Files and directories that only their owner reads."""
     is_refreshed: bool = False
     """Whether nvidia-cdi-refresh is enabled, and NVIDIA's driver has a GPU."""
+    unmatched: str = ""
+    """The driver's compressed module, if the unit has a condition for an uncompressed one."""
 
 
 def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
@@ -100,7 +103,23 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
         tuple((file.path, other_nodes([file])) for file in files),
         tuple(_closed(tree, files)),
         any(map(tree.exists, _REFRESHED)) and all(map(tree.exists, _NVIDIA)),
+        _unmatched(tree),
     )
+
+
+def _unmatched(tree: HostTree) -> str:
+    """Up to 1.18.1 the condition has a colon after .ko (NVIDIA/nvidia-container-toolkit 1517).
+
+    Nothing is known of a unit with drop-ins.
+    """
+    unit = next((text for place in _UNITS if (text := tree.read_text(place / _REFRESH))), "")
+    is_changed = any(tree.exists(place / f"{_REFRESH}.d") for place in _UNITS)
+    if is_changed or not _UNCOMPRESSED.search(unit):
+        return ""
+    release = tree.read(_RELEASE) or ""
+    modules = tree.read_text(HostPath(f"/lib/modules/{release}/modules.dep")) or ""
+    found = set(_NVIDIA_MODULE.findall(modules))
+    return "" if any(name.endswith(".ko") for name in found) else min(found, default="")
 
 
 def _docker(tree: HostTree, *, is_installed: bool) -> Iterator[DockerSettings]:
@@ -289,16 +308,26 @@ def _without_mig(facts: Readers) -> Iterator[CdiFinding]:
 
 def _not_refreshed(facts: Readers) -> Iterator[CdiFinding]:
     """A unit that ran before the driver was loaded (nvidia-container-toolkit 1.18 and later)."""
-    if facts.is_refreshed and not any(any(map(_GPU_NODE.fullmatch, n)) for _, n in facts.files):
-        yield _finding(
-            "refresh-missing",
-            DYNAMIC,
-            "",
-            "nvidia-cdi-refresh is enabled and NVIDIA's driver is loaded, but no specification has "
-            "a GPU: the unit may have run before the driver was loaded",
-            "systemctl restart nvidia-cdi-refresh; to load the driver earlier at boot, write "
-            "nvidia to /etc/modules-load.d/nvidia.conf",
-        )
+    if not facts.is_refreshed or any(any(map(_GPU_NODE.fullmatch, n)) for _, n in facts.files):
+        return
+    why = "the unit may have run before the driver was loaded"
+    later = "to load the driver earlier at boot, write nvidia to /etc/modules-load.d/nvidia.conf"
+    remedies = [f"systemctl restart nvidia-cdi-refresh; {later}"]
+    if facts.unmatched:
+        why = f"its ExecCondition does not match {facts.unmatched} in modules.dep"
+        remedies = [
+            "upgrade nvidia-container-toolkit to 1.18.2 or later",
+            "set ExecCondition= (empty) in a drop-in: systemctl edit nvidia-cdi-refresh",
+            f"nvidia-ctk cdi generate --output={DYNAMIC}/nvidia.yaml (after each boot)",
+        ]
+    yield _finding(
+        "refresh-missing",
+        DYNAMIC,
+        "",
+        "nvidia-cdi-refresh is enabled and NVIDIA's driver is loaded, but no specification has a "
+        f"GPU: {why}",
+        *remedies,
+    )
 
 
 def _unknown_versions(facts: Readers) -> Iterator[str]:
