@@ -224,6 +224,7 @@ def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
         for text in map(str, addresses):
             by_place.setdefault(text.partition(":")[2], []).append(text)
         same = "; ".join(" and ".join(texts) for texts in by_place.values() if len(texts) > 1)
+        early = "; runtime-rs before 3.18.0 finds no others: use a later release"
         yield finding(
             "kata-pci-domain",
             "warning",
@@ -231,7 +232,8 @@ def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
             tuple(others),
             "the PCI domain is missing in the mapping of host devices that Kata passes to the "
             "agent",
-            f"assign only one of {same}" if same else "use devices of domain 0000",
+            (f"assign only one of {same}" if same else "use devices of domain 0000")
+            + (early if sizing.runtime == "rs" else ""),
         )
 
 

@@ -162,6 +162,10 @@ class DomainMemory(Value):
     """Guest cells, and the host nodes that their memory comes from: `<memnode>`."""
 
 
+KVM_IOAPIC = "<ioapic driver='kvm'/>"
+VENDOR_ID = "<hyperv><vendor_id state='on' value='any'/></hyperv>"
+
+
 class DomainCpu(Value):
     """Address width and CPU placement."""
 
@@ -176,6 +180,8 @@ class DomainCpu(Value):
     """Virtual CPUs, and the host CPUs of each."""
     cells: tuple[NumaCell, ...] = ()
     hides_kvm: bool = False
+    hiding: tuple[str, ...] = ()
+    """Further elements below `<features>` that old drivers of NVIDIA need on KVM."""
 
 
 class DomainIommu(Value):

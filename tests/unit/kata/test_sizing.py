@@ -65,4 +65,13 @@ def test_ports_are_sixteen_and_the_go_runtime_sorts_them_as_text() -> None:
 
 
 def test_a_domain_is_lost_on_the_way_into_the_guest() -> None:
-    assert found(functions=(gpu("10000:01:00.0", 1),)) == [("kata-pci-domain", "warning")]
+    other = (gpu("10000:01:00.0", 1),)
+    assert found(functions=other) == [("kata-pci-domain", "warning")]
+    remedies = [
+        finding.remedy
+        for finding in (
+            *check_sizing(Sizing("go", "qemu", other)),
+            *check_sizing(Sizing("rs", "qemu", other)),
+        )
+    ]
+    assert ["before 3.18.0" in remedy for remedy in remedies] == [False, True]

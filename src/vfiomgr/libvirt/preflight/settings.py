@@ -9,6 +9,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.guests.vf_token import PROPERTY, owner_of
 from vfiomgr.libvirt.build import vf_token
+from vfiomgr.libvirt.model import KVM_IOAPIC, VENDOR_ID
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.paths import MDEV_DEVICES
 from vfiomgr.pci.model import CLASS_DISPLAY
@@ -24,6 +25,7 @@ _NVIDIA = "10de"
 _WITH_BOOT_ROM = ("0100", "0104", "0107")
 """SCSI, RAID and SAS controllers."""
 _CLASS_3D = "0302"
+_CONSUMER = expression(r"GeForce|TITAN")
 _BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
@@ -306,8 +308,16 @@ def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Drivers before 465 stop in a guest that reports KVM."""
-    if context.domain.kind != "kvm" or context.domain.cpu.hides_kvm:
+    """Drivers before 465 stop in a guest that reports KVM.
+
+    Where it is hidden, they also look for Hyper-V and, with q35 of QEMU 4.0 or later, for the
+    interrupt controller.
+    """
+    domain = context.domain
+    if domain.kind != "kvm":
+        return
+    if domain.cpu.hides_kvm:
+        yield from _half_hidden(context)
         return
     for taken in context.functions:
         device = taken.device
@@ -328,6 +338,25 @@ def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
             ),
             subject=device,
         )
+
+
+def _half_hidden(context: PreflightContext) -> Iterator[Diagnostic]:
+    wanted = [VENDOR_ID, *([KVM_IOAPIC] if "q35" in (context.domain.machine or "") else [])]
+    lacking = [element for element in wanted if element not in context.domain.cpu.hiding]
+    for taken in context.functions if lacking else ():
+        device = taken.device
+        is_display = device.class_code.startswith(CLASS_DISPLAY)
+        if device.vendor_id == _NVIDIA and is_display and _CONSUMER.search(device.name):
+            yield finding(
+                "code-43",
+                "info",
+                f"a guest driver of {device} before 465 may stop with Code 43",
+                (context.cite(taken.hostdev), f"<features> lacks {' and '.join(lacking)}"),
+                "such a driver finds the hypervisor although <hidden state='on'/> hides KVM",
+                f"install driver 465 or later in the guest, or write {' and '.join(lacking)} into "
+                "<features>",
+                subject=device,
+            )
 
 
 def muxless(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -12,7 +12,9 @@ from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import NumaCell
 from vfiomgr.libvirt.model import (
+    KVM_IOAPIC,
     NAMESPACE,
+    VENDOR_ID,
     Domain,
     DomainCpu,
     DomainIommu,
@@ -241,7 +243,15 @@ def _cpu(root: Element) -> DomainCpu:
         pins=tuple(_sets_by(root.each("cputune/vcpupin"), "vcpu", _MOST_CPUS, "cpuset")),
         cells=tuple(_cells(root)),
         hides_kvm=is_on(root.find("features/kvm/hidden"), "state"),
+        hiding=tuple(_hiding(root)),
     )
+
+
+def _hiding(root: Element) -> Iterator[str]:
+    if attribute_of(root, "features/ioapic", "driver") == "kvm":
+        yield KVM_IOAPIC
+    if is_on(root.find("features/hyperv/vendor_id"), "state"):
+        yield VENDOR_ID
 
 
 def _count(element: Element) -> int:

@@ -155,11 +155,31 @@ def test_what_is_worth_knowing_is_told(
     assert remedy in information(text, snapshot)[rule]
 
 
+COMPLETE = (
+    "<ioapic driver='kvm'/>",
+    "<hyperv><vendor_id state='on' value='x'/></hyperv>",
+)
+
+
+def hiding(*elements: str) -> str:
+    """A domain that hides KVM, with these elements in its features."""
+    features = f"<features><kvm><hidden state='on'/></kvm>{''.join(elements)}</features>"
+    return xml(OLD_ELEMENT, system="").replace("<cpu", features + "<cpu")
+
+
+def test_what_hides_only_a_part_is_told_with_the_rest() -> None:
+    bare = information(hiding(), host(OLD))["code-43"]
+    assert "<ioapic driver='kvm'/>" in bare
+    assert "<vendor_id" in bare
+    half = information(hiding(COMPLETE[0]), host(OLD))["code-43"]
+    assert "<ioapic" not in half
+    assert "install driver 465 or later" in half
+    other = replace(OLD, name="NVIDIA TU104GL [Tesla T4]")
+    assert "code-43" not in information(hiding(), host(other))
+
+
 def test_code_43_is_told_of_old_cards_alone_that_see_kvm() -> None:
-    hidden = "<features><kvm><hidden state='on'/></kvm></features>"
-    assert "code-43" not in information(
-        xml(OLD_ELEMENT, system="").replace("<cpu", hidden + "<cpu"), host(OLD)
-    )
+    assert "code-43" not in information(hiding(*COMPLETE), host(OLD))
     assert "code-43" not in information(xml())
 
 
