@@ -122,7 +122,7 @@ def test_a_rom_is_looked_for_below_the_root(run: Run, kernel: FakeKernel, direct
     assert "no such file: /roms/gpu.rom" in run("check", "domain", "rom.xml").stdout
     (Path(kernel.root) / "roms").mkdir()
     (Path(kernel.root) / "roms/gpu.rom").write_bytes(b"U\xaa")
-    assert "gpu.rom" not in run("check", "domain", "rom.xml").stdout
+    assert "no such file" not in run("check", "domain", "rom.xml").stdout
 
 
 @pytest.mark.parametrize(
