@@ -27,6 +27,7 @@ from vfiomgr.pci.iommu import (
 )
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
 from vfiomgr.persistence.model import Initramfs
+from vfiomgr.persistence.systems import why_lost
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 
@@ -448,7 +449,8 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
                 (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
                 "vfio-pci binds those without a driver when it loads"
                 + (": the console stops there" if is_console else ""),
-                "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
+                f"remove the PCI IDs{_edited(host, entry.source)}; then bind by address: vfiomgr "
+                "bind ADDRESS",
                 "make another display the primary one in the firmware setup" if is_console else "",
             )
 
@@ -490,7 +492,9 @@ def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> I
         option = f"{module.replace('_', '-')}.{wanted}"
         yield Remedy(f"add to the kernel command line: {option}{command_line(host)}; then reboot")
     else:
-        yield Remedy(f"keep one setting: options {module} {wanted}")
+        files = [one.place for one in settings if not one.place.startswith("/proc/")]
+        done = _edited(host, files[-1]) if files else ""
+        yield Remedy(f"keep one setting: options {module} {wanted}{done}")
     if name == "ids":
         meant = _once(
             device
@@ -513,8 +517,19 @@ def invalid_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
                 f"vfio-pci ignores the entry {text!r} of vfio-pci.ids=",
                 (source,),
                 "an entry begins with a vendor and a device in hexadecimal, e.g. 10de:2684",
-                "correct the entry, or bind by address: vfiomgr bind ADDRESS",
+                f"correct the entry{_edited(host, source)}, or bind by address: vfiomgr bind "
+                "ADDRESS",
             )
+
+
+def _edited(host: HostSnapshot, source: str) -> str:
+    """Where a setting is changed, and what makes that effective: the initramfs may have a copy."""
+    place = source.partition(":")[0]
+    if place == "/proc/cmdline":
+        return f" on the kernel command line{command_line(host)}, and reboot"
+    if why_lost(host.files):
+        return f" in {place}"
+    return f" in {place}, {rebuild_initramfs(host, place)}, and reboot"
 
 
 def _trouble(meant: Sequence[PciDevice]) -> str | None:

@@ -17,6 +17,7 @@ from vfiomgr.check.model import (
     MemlockLimit,
     ModuleSetting,
     Readiness,
+    UnitSetting,
 )
 from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
@@ -121,30 +122,69 @@ def read_memlock(tree: HostTree) -> tuple[MemlockLimit, ...] | None:
 def _services(tree: HostTree) -> Iterator[MemlockLimit]:
     """The effective LimitMEMLOCK: the last one of a unit and its drop-ins (systemd.unit(5))."""
     for service, kind in _SERVICES.items():
-        unit = next((f"{d}/{service}" for d in _UNITS if exists(tree, f"{d}/{service}")), None)
-        if unit is None:
-            continue
-        drop_ins = configuration_files(tree, (f"{d}/{service}.d" for d in _UNITS))
-        settings = [(ln, file) for file in (unit, *drop_ins) for ln in settings_of(tree, file)]
+        settings = _unit(tree, service)
         limits = [one for one in settings if one[0].startswith("LimitMEMLOCK=")]
-        line, file = limits[-1] if limits else ("", unit)
+        line, file = limits[-1] if limits else ("", "")
         value = line.partition("=")[2].strip()
         if value:
             is_unlimited = all(part in _UNLIMITED for part in value.split(":"))
             yield MemlockLimit(service, kind, line, is_unlimited, file)
-        bounds = [one for one in settings if one[0].startswith(f"{BOUNDS}=")]
-        if kind == "virtualization" and not _may_raise(line for line, _ in bounds):
+        bounds = _bounds(settings)
+        if kind == "virtualization" and not _keeps(bounds, "CAP_SYS_RESOURCE"):
             yield MemlockLimit(
                 service, kind, bounds[-1][0], is_unlimited=False, source=bounds[-1][1]
             )
 
 
-def _may_raise(bounds: Iterable[str]) -> bool:
-    """Whether a service keeps CAP_SYS_RESOURCE: lists are added, those with `~` removed."""
+def _unit(tree: HostTree, service: str) -> list[tuple[str, str]]:
+    """The lines of a unit and its drop-ins, with their files; empty if there is none."""
+    unit = next((f"{d}/{service}" for d in _UNITS if exists(tree, f"{d}/{service}")), None)
+    if unit is None:
+        return []
+    drop_ins = configuration_files(tree, (f"{d}/{service}.d" for d in _UNITS))
+    return [(line, file) for file in (unit, *drop_ins) for line in settings_of(tree, file)]
+
+
+_YES = frozenset({"yes", "true", "on", "1"})
+_DENYING = {
+    "ProtectKernelModules": _YES,
+    "ProtectKernelTunables": _YES,
+    "PrivateDevices": _YES,
+    "DevicePolicy": frozenset({"closed", "strict"}),
+}
+_NEEDED_PATHS = frozenset({"/", "/sys", "/sys/bus", "/sys/bus/pci", "/sys/devices", "/dev/vfio"})
+
+
+def _hardening(tree: HostTree) -> Iterator[UnitSetting]:
+    """What units of libvirt are denied (systemd.exec(5), systemd.resource-control(5))."""
+    for service in (name for name, kind in _SERVICES.items() if kind == "virtualization"):
+        settings = [
+            (*line.split("=", 1), file) for line, file in _unit(tree, service) if "=" in line
+        ]
+        last = {key.strip(): (value.strip(), file) for key, value, file in settings}
+        has_vfio = any("vfio" in value for key, value, _ in settings if key == "DeviceAllow")
+        for key, (value, file) in last.items():
+            is_denying = value.lower() in _DENYING.get(key, ()) and not (
+                key == "DevicePolicy" and has_vfio
+            )
+            if key in ("ReadOnlyPaths", "InaccessiblePaths"):
+                is_denying = any(p.lstrip("-+") in _NEEDED_PATHS for p in value.split())
+            if key == BOUNDS:
+                is_denying = not _keeps(_bounds(_unit(tree, service)), "CAP_SYS_ADMIN")
+            if is_denying:
+                yield UnitSetting(service, f"{key}={value}", file)
+
+
+def _bounds(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [one for one in settings if one[0].startswith(f"{BOUNDS}=")]
+
+
+def _keeps(bounds: Iterable[tuple[str, str]], capability: str) -> bool:
+    """Whether a service keeps a capability: lists are added, those with `~` removed."""
     may: bool | None = None
-    for line in bounds:
+    for line, _ in bounds:
         value = line.partition("=")[2].strip()
-        is_named = "CAP_SYS_RESOURCE" in value.strip("~").split()
+        is_named = capability in value.strip("~").split()
         if value.startswith("~"):
             may = value == "~" or (may is not False and not is_named)
         else:
@@ -366,6 +406,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
             for name in tree.children(_THUNDERBOLT)
             if tree.read(_THUNDERBOLT / name / "authorized") == "0"
         ),
+        hardening=tuple(_hardening(tree)),
         has_kvm=any(exists(tree, place) for place in _KVM) or (False if has_dev else None),
         kernel_log=read_kernel_log(tree),
     )

@@ -105,6 +105,15 @@ class MemlockLimit(Value):
     source: str
 
 
+class UnitSetting(Value):
+    """A setting of a service that keeps libvirt from what passthrough needs."""
+
+    service: str
+    setting: str
+    """`ProtectKernelModules=yes`."""
+    source: str
+
+
 class Distribution(Value):
     """The fields of /etc/os-release, and the installed tools that remedies name."""
 
@@ -151,6 +160,8 @@ class Readiness(Value):
     """Nodes of which a recorded host has only a copy, without mode and owner."""
     unauthorized: tuple[str, ...] = ()
     """Thunderbolt devices that are not authorized: `0-1`."""
+    hardening: tuple[UnitSetting, ...] = ()
+    """What units of libvirt are denied; empty also if none can be read."""
     has_kvm: bool | None = None
     """Whether KVM offers its node, also if it is not in this container; None without /dev."""
     kernel_log: tuple[LoggedMessage, ...] | None = None

@@ -542,6 +542,36 @@ def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
     )
 
 
+_DENIED = {
+    "ProtectKernelModules": "it hides /lib/modules: libvirt 10.0 and later read modules.alias "
+    "there to find the VFIO driver of a device, and load it",
+    "ProtectKernelTunables": "it makes /sys read-only: libvirt cannot bind devices to VFIO",
+    "PrivateDevices": "it hides /dev/vfio and /dev/kvm",
+    "DevicePolicy": "it denies /dev/vfio and /dev/kvm, which DeviceAllow does not list",
+    "ReadOnlyPaths": "libvirt writes there to bind devices to VFIO",
+    BOUNDS: "without CAP_SYS_ADMIN libvirt cannot give QEMU a /dev of its own",
+    "InaccessiblePaths": "libvirt reads and writes there to bind devices to VFIO",
+}
+_RESET = {"DevicePolicy": "auto", BOUNDS: "CAP_SYS_ADMIN", "ReadOnlyPaths": ""}
+_RESET["InaccessiblePaths"] = ""
+
+
+def unit_hardening(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report settings of systemd for libvirt's units that no guest with a device gets past."""
+    for one in facts.hardening:
+        key = one.setting.partition("=")[0]
+        yield finding(
+            "unit-hardening",
+            "warning",
+            f"{one.service} is denied what passthrough needs: {one.setting}",
+            (f"{one.source}: {one.setting}",),
+            _DENIED[key],
+            f"remove {one.setting} from {one.source} (or write {key}={_RESET.get(key, 'no')} into "
+            f"a drop-in: systemctl edit {one.service}); then run systemctl daemon-reload and "
+            f"systemctl restart {one.service}",
+        )
+
+
 def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report limits on locked memory; CAP_IPC_LOCK lifts them.
 

@@ -393,3 +393,28 @@ def test_kvm_is_seen_from_a_container_too(tmp_path: Path) -> None:
     assert read(tmp_path / "a").has_kvm is None
     assert read(tmp_path / "b", "dev/null:").has_kvm is False
     assert read(tmp_path / "c", "dev/null:\nsys/class/misc/kvm/dev: 10:232").has_kvm is True
+
+
+@pytest.mark.parametrize(
+    ("there", "line", "how"),
+    [
+        (
+            {"initramfs": Initramfs("mkinitcpio")},
+            "",
+            "in /etc/modprobe.d/vfio.conf, run mkinitcpio -P, and reboot; then",
+        ),
+        ({}, "vfio-pci.ids=10de:25b6", "on the kernel command line, and reboot; then"),
+        ({"settings_system": "nixos"}, "", "in /etc/modprobe.d/vfio.conf; then"),
+    ],
+)
+def test_identifiers_are_changed_where_they_take_effect(
+    there: dict[str, Any], line: str, how: str
+) -> None:
+    setting = ModuleSetting("/etc/modprobe.d/vfio.conf", "options", "vfio_pci", "ids=10de:25b6")
+    known = facts(module_settings=() if line else (setting,))
+    console = device(is_boot_display=True)
+    finding = found(
+        host(console, readiness=known, kernel_command_line=line, **there), "vfio-pci-ids"
+    )
+    assert finding is not None
+    assert finding.remedy.startswith(f"remove the PCI IDs {how} bind by address")

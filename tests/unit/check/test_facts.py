@@ -11,10 +11,12 @@ import pytest
 
 from tests.api import scan
 from tests.fakes.hosts import workstation
+from tests.unit.check.test_rules import host
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.check.facts import read_readiness
 from vfiomgr.check.model import DeviceNode, FirmwareFramebuffer, Readiness
+from vfiomgr.check.plan import check
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
 
@@ -276,6 +278,35 @@ def test_a_daemon_without_the_capability_cannot_raise_limits(
     assert (not found) is expected
     other = read(tmp_path / "b", there.replace("libvirtd", "containerd")).memlock
     assert not other, "only libvirt raises limits itself"
+
+
+@pytest.mark.parametrize(
+    ("lines", "denied"),
+    [
+        (("ProtectKernelModules=yes",), ["ProtectKernelModules=yes"]),
+        (("ProtectKernelModules=yes", "ProtectKernelModules=no"), []),
+        (("PrivateDevices=true", "ProtectKernelTunables=1"), 2),
+        (("DevicePolicy=closed", "DeviceAllow=/dev/kvm rw"), ["DevicePolicy=closed"]),
+        (("DevicePolicy=closed", "DeviceAllow=char-vfio rw"), []),
+        (("DevicePolicy=auto", "ProtectHome=yes", "ProtectKernelLogs=yes"), []),
+        (("ReadOnlyPaths=/etc -/sys",), ["ReadOnlyPaths=/etc -/sys"]),
+        (("ReadOnlyPaths=/etc",), []),
+        (("CapabilityBoundingSet=CAP_CHOWN",), ["CapabilityBoundingSet=CAP_CHOWN"]),
+        (("CapabilityBoundingSet=~CAP_CHOWN",), []),
+    ],
+)
+def test_a_hardened_unit_of_libvirt_is_found(
+    tmp_path: Path, lines: tuple[str, ...], denied: list[str] | int
+) -> None:
+    settings = "\\n".join(lines)
+    there = f"usr/lib/systemd/system/virtqemud.service: [Service]\\n{settings}"
+    facts = read(tmp_path, there)
+    found = [one.setting for one in facts.hardening]
+    assert (found if isinstance(denied, list) else len(found)) == denied
+    findings = [f for f in check(host(readiness=facts)).findings if f.rule == "unit-hardening"]
+    assert [f.summary.rpartition(": ")[2] for f in findings] == found
+    other = read(tmp_path / "b", there.replace("virtqemud", "containerd"))
+    assert not other.hardening
 
 
 def test_the_distribution_is_found_behind_its_link_with_its_tools(tmp_path: Path) -> None:

@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
-OF_THE_HOST = ("iommu", "interrupt-remapping", "vfio-pci", "iommu-backend", "memlock")
-"""Rules of `vfiomgr check` whose problems prevent passthrough of all functions; the last one is
+OF_LIBVIRT = ("memlock", "unit-hardening")
+OF_THE_HOST = ("iommu", "interrupt-remapping", "vfio-pci", "iommu-backend", *OF_LIBVIRT)
+"""Rules of `vfiomgr check` whose problems prevent passthrough of all functions; the last ones are
 only for guests of libvirt."""
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:
     """Findings of `vfiomgr check` that prevent passthrough of all functions."""
-    names = OF_THE_HOST if context.is_of_libvirt else OF_THE_HOST[:-1]
+    names = OF_THE_HOST if context.is_of_libvirt else OF_THE_HOST[: -len(OF_LIBVIRT)]
     for each in RULES.named(*names) if context.takes_functions else ():
         for found in each.find(context.host):
             if found.severity not in ("ok", "info"):
