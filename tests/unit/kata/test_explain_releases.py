@@ -167,7 +167,11 @@ def test_a_release_without_plug_keys_is_not_told_to_set_one(
 def test_a_release_with_the_key_is_told_to_set_it(run: Run, node: KataNode) -> None:
     node.change(CONFIGURATION, COLD, "")
     found = found_by(explained(run, node, "3.2"))["kata-not-plugged"]
-    assert "set cold_plug_vfio = root-port" in found["remedy"]
+    assert "set cold_plug_vfio = root-port and pcie_root_port to the number" in found["remedy"]
+    assert "network" not in found["title"]
+    annotate(node, "k8s.v1.cni.cncf.io/networks", "sriov")
+    found = found_by(explained(run, node, "3.2"))["kata-not-plugged"]
+    assert "function of the pod's network may be left on vfio-pci" in found["title"]
 
 
 def test_cdi_names_of_a_pod_are_read_by_nobody_before_cold_plug(run: Run, node: KataNode) -> None:

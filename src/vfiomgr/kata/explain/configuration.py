@@ -174,7 +174,10 @@ def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
     what = (
         f"{settings.path} sets {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
     )
-    remedy = f"set {COLD_PLUG} = root-port; vfiomgr kata config prints a drop-in for it"
+    if releases.NETWORKS in dict(context.pod.annotations):
+        what += "; a virtual function of the pod's network may be left on vfio-pci"
+    ports = "" if settings.root_ports else " and pcie_root_port to the number of devices"
+    remedy = f"set {COLD_PLUG} = root-port{ports}; vfiomgr kata config prints a drop-in for it"
     if context.is_rs:
         yield chain_break("kata-not-plugged-silently", settings.path, what, remedy)
     else:

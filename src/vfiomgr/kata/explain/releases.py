@@ -43,7 +43,7 @@ _DROPS_DEVICES = (Version(3, 14), Version(3, 17))
 _SMALL_PORTS = (Version(2, 3), Version(2, 5))
 """ACPI hot plug of QEMU 6.1 or later, before root ports reserve addresses (e7e7dc9dfe)."""
 _PORT_WINDOW = 32 << 20
-_NETWORKS, _SRIOV = "k8s.v1.cni.cncf.io/networks", "PCIDEVICE_"
+NETWORKS, _SRIOV = "k8s.v1.cni.cncf.io/networks", "PCIDEVICE_"
 
 
 def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[Diagnostic]:
@@ -117,7 +117,7 @@ def of_devices(context: PodContext, settings: KataSettings) -> Iterator[Diagnost
 
 def of_configuration(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """The same for a pod with devices."""
-    if context.requests_devices or _NETWORKS in dict(context.pod.annotations):
+    if context.requests_devices or NETWORKS in dict(context.pod.annotations):
         yield from configured_faults(context.release, settings)
 
 
@@ -125,7 +125,7 @@ def untranslated(context: PodContext, settings: KataSettings) -> Iterator[Diagno
     """PCIDEVICE_* of the SR-IOV device plugin, without a map of addresses in the agent."""
     release, pod = context.release, context.pod
     is_set = any(n.startswith(_SRIOV) for c in pod.containers for n, _ in c.environment)
-    may_be = bool(pod.resources) and _NETWORKS in dict(pod.annotations)
+    may_be = bool(pod.resources) and NETWORKS in dict(pod.annotations)
     is_lost = context.is_cold and not context.is_rs and release.has_plug_keys
     fixed = _MAPS_COLD if is_lost else _MAPS_GUEST_KERNEL
     is_early = _MAPS_SINCE <= release.version < fixed and settings.vfio_mode == GUEST_KERNEL
