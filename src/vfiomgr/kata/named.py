@@ -52,7 +52,7 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
     installed = kata_facts.installation_of(source)
     release = KataRelease(installed.version or NEWEST, settings.runtime)
     image = gather.image_of(source.tree, settings)
-    host = source.scan_devices()
+    host = source.scan(with_readiness=True)
     devices = _devices(host, addresses)
     named = devices if addresses else []
     groups = dict.fromkeys(device.iommu_group for device in named)

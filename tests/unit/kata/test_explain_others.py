@@ -399,3 +399,23 @@ def test_the_toolkit_takes_what_the_device_plugin_passes(
     assert all(str(remedy) in each["remedy"] for each in found)
     node.write(OF_OPERATOR, MOUNTS)
     assert ids(explain()[1]) == [], "the operator has a toolkit of its own"
+
+
+def test_kata_needs_kvm(run: Run, node: KataNode, explain: Callable[..., tuple[int, Any]]) -> None:
+    def check_kata() -> str:
+        return str(run("--root", str(node.root), "check", "kata").stdout)
+
+    node.publish()
+    node.write("proc/cpuinfo", "vendor_id : GenuineIntel\nflags : fpu hypervisor\n")
+    node.write("dev/null", "")
+    (found,) = breaks(explain()[1])
+    assert (found["id"], found["severity"]) == ("kvm", "blocker")
+    assert "nested virtualization" in found["remedy"]
+    assert check_kata().startswith("blocker: no KVM: the CPU shows no virtualization")
+    node.write("dev/kvm", "")
+    assert ids(explain()[1]) == []
+    assert "KVM" not in check_kata()
+    (node.root / "dev/kvm").unlink()
+    use_nvidia(node)
+    node.change(node.pod, "nvidia.com/gpu", "example.com/gpu")
+    assert ids(explain()[1]) == [], "no pod of Kata"

@@ -151,6 +151,13 @@ def _isolation(context: GuestContext) -> Iterator[Diagnostic]:
                 yield replace(found, why="VFIO requires that an IOMMU isolates the function")
 
 
+def without_kvm(host: HostSnapshot | None) -> Iterator[Diagnostic]:
+    """The finding of `vfiomgr check` about KVM, without which Kata starts no guest."""
+    if host is not None and host.readiness is not None:
+        for found in platform_rules.kvm(host, host.readiness):
+            yield replace(found, severity="blocker", why="Kata starts no guest without KVM")
+
+
 def _settings(context: GuestContext) -> Iterator[Diagnostic]:
     """Kata rejects a configuration with a value that it does not accept."""
     image = context.image
@@ -350,6 +357,7 @@ RULES: RuleSet[GuestContext] = register(
     RuleSet(
         "a Kata guest",
         rules=(
+            rule(lambda context: without_kvm(context.host), "kvm"),
             rule(
                 lambda context: context.faults,
                 "kata-hypervisor",

@@ -14,6 +14,7 @@ from vfiomgr.kata.explain.context import (
     is_of_kata,
     judged,
 )
+from vfiomgr.kata.explain.image import without_kvm
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.kata.plan import recommended_overhead_mib
@@ -626,6 +627,7 @@ SHIM_RULES: RuleSet[PodContext] = register(
     RuleSet(
         "a pod with Kata: the handler",
         rules=(
+            rule(lambda context: without_kvm(context.host), "kvm"),
             reading(_ENTRY, _no_kata, "kata-handler-not-kata"),
             reading(_ENTRY, _no_shim, "kata-shim-missing"),
             rule(_conf_file, "kata-conf-file"),

@@ -108,7 +108,7 @@ def explain_pod(
         require_label("--handler", handler)
     if resource is not None:
         require_resource("--resource", resource)
-    seen = host.scan()
+    seen = host.scan(with_readiness=True)
     if host.snapshot is None:
         seen = replace(seen, users=replace(seen.users, agent=find_status(host.tree)))
     chosen = (fields.get(key) for key in ("runtime", "config", "cri"))
