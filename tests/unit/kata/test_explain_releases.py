@@ -216,3 +216,18 @@ def test_containerd_before_1_3_gives_privileged_pods_all_groups(
     found = found_by(item).get("kata-privileged")
     assert (found is not None) == is_ignored
     assert found is None or found["remedy"].startswith("upgrade containerd to 1.3.0 or later")
+
+
+@pytest.mark.parametrize(
+    ("version", "port", "is_found"),
+    [("3.2.0", "root-port", True), ("3.2.0", "no-port", False), ("3.3.0", "root-port", False)],
+)
+def test_kata_3_2_forgets_the_port_of_network_interfaces(
+    run: Run, node: KataNode, version: str, port: str, *, is_found: bool
+) -> None:
+    annotate(node, "k8s.v1.cni.cncf.io/networks", "sriov-net")
+    node.change(CONFIGURATION, 'cold_plug_vfio = "root-port"', f'cold_plug_vfio = "{port}"')
+    found = found_by(explained(run, node, version))
+    assert ("kata-endpoint-port" in found) == is_found
+    node.change(node.pod, "k8s.v1.cni.cncf.io/networks", "example.com/networks")
+    assert "kata-endpoint-port" not in found_by(explained(run, node, version))

@@ -573,6 +573,7 @@ RULES: RuleSet[PodContext] = register(
                 SETTINGS, releases.of_devices, "kata-hypervisor-devices", "kata-address-spaces"
             ),
             reading(SETTINGS, releases.untranslated, "kata-pcidevice"),
+            reading(SETTINGS, releases.portless, "kata-endpoint-port"),
             reading(SETTINGS, releases.mapped_twice, "kata-mapped-twice"),
             reading(SETTINGS, releases.dropped, "kata-block-volumes"),
             reading(SETTINGS, releases.shared_groups, "kata-guest-group"),

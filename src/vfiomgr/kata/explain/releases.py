@@ -38,6 +38,7 @@ _MAPS_SINCE, _MAPS_GUEST_KERNEL = Version(2, 4), Version(3, 6)
 _MAPS_COLD, _MAPS_BY_CONTAINER = Version(3, 32), Version(3, 15)
 """The Go runtime names cold-plugged devices to the agent: e6777f0866; one map for each container,
 removed with it: 248d04c20c."""
+_ENDPOINT_PORTS = Version(3, 3)
 _DROPS_DEVICES = (Version(3, 14), Version(3, 17))
 """createDevices in virtcontainers/container.go: since 419b5ed715, up to 2fd2cd4a9b."""
 _SMALL_PORTS = (Version(2, 3), Version(2, 5))
@@ -139,6 +140,25 @@ def untranslated(context: PodContext, settings: KataSettings) -> Iterator[Diagno
             "start ('Unable to translate host PCI address' or 'No PCI mapping found')",
             f"use Kata {fixed} or later{hot}",
             is_certain=is_set,
+        )
+
+
+def portless(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    """Network interfaces on VFs, which the Go runtime plugs without the port of the configuration.
+
+    kata-containers/kata-containers#8552; cold_plug_vfio and this message came with 3.2.
+    """
+    release, is_set = context.release, context.cold_plug != NO_PORT
+    has_network = bool(context.pod.resources) and _NETWORKS in dict(context.pod.annotations)
+    if has_network and is_set and not context.is_rs and release.version < _ENDPOINT_PORTS:
+        yield chain_break(
+            "kata-endpoint-port",
+            release,
+            f"{release} does not pass cold_plug_vfio to network interfaces (physical endpoints): a "
+            "VF in the pod's network namespace fails with 'port is not set for device'",
+            f"use Kata {_ENDPOINT_PORTS} or later",
+            is_certain=False,
+            evidence=(f"{settings.path}: cold_plug_vfio = {context.cold_plug}",),
         )
 
 
