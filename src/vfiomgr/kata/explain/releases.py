@@ -149,7 +149,7 @@ def portless(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic
     kata-containers/kata-containers#8552; cold_plug_vfio and this message came with 3.2.
     """
     release, is_set = context.release, context.cold_plug != NO_PORT
-    has_network = bool(context.pod.resources) and _NETWORKS in dict(context.pod.annotations)
+    has_network = bool(context.pod.resources) and NETWORKS in dict(context.pod.annotations)
     if has_network and is_set and not context.is_rs and release.version < _ENDPOINT_PORTS:
         yield chain_break(
             "kata-endpoint-port",
