@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.driver_rules import gpus
-from vfiomgr.check.model import command_line
+from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
@@ -318,6 +318,37 @@ def without_node(host: HostSnapshot) -> Iterator[Diagnostic]:
             "update the firmware, or look for settings of NUMA nodes in its setup; if a kubelet "
             "refuses pods (TopologyAffinityError), update the kubelet",
         )
+
+
+def i915_vfs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report i915-sriov-dkms with parameters that leave the GPU without virtual functions."""
+    given = facts.module("i915").parameters or {}
+    line, names = host.kernel.command_line, ("enable_guc", "max_vfs")
+    set_ones = [one for name in names for one in facts.parameter(line, "i915", name)]
+    files = [one.place for one in set_ones if not (one.ignored or one.place.startswith("/proc/"))]
+    for device in host.devices:
+        is_able = device.driver == "i915" and device.sriov_totalvfs and not device.sriov_numvfs
+        if not is_able or (given.get("max_vfs") != "0" and given.get("enable_guc") != "0"):
+            continue
+        if "max_vfs" in given:
+            yield finding(
+                "i915-vfs",
+                "info",
+                f"the parameters of i915 give {device} no virtual functions",
+                (*(f"/sys/module/i915/parameters/{n}: {given[n]}" for n in given), *files),
+                "i915 with SR-IOV creates none with max_vfs=0, or without GuC (enable_guc=3)",
+                f"{rebuild_initramfs(host)}, which may have the files without them, and reboot"
+                if files
+                else i915_words(host, device),
+            )
+
+
+def i915_words(host: HostSnapshot, device: PciDevice) -> str:
+    """The parameters of i915-sriov-dkms (README of strongtz/i915-sriov-dkms)."""
+    return (
+        f"add i915.enable_guc=3 i915.max_vfs={device.sriov_totalvfs} module_blacklist=xe to the "
+        f"kernel command line{command_line(host)}, and reboot"
+    )
 
 
 def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -221,6 +221,7 @@ _VFIO = (
     "vfio_virqfd",
 )
 _PARAMETERS = {
+    "i915": ("enable_guc", "max_vfs"),
     "vfio": ("enable_unsafe_noiommu_mode",),
     "vfio_iommu_type1": ("allow_unsafe_interrupts",),
     "vfio_pci": ("disable_idle_d3",),

@@ -129,6 +129,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.lockdown, "lockdown"),
             reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
             reading(_READINESS, platform_rules.unauthorized, "thunderbolt-unauthorized"),
+            reading(_READINESS, device_rules.i915_vfs, "i915-vfs"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
             reading(_READINESS, _kernel_log, "kernel-log"),
         ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.check.device_rules import i915_words
 from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
@@ -458,9 +459,9 @@ def _no_vectors(
 
 def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a device without host driver, which creates virtual functions (sriov_configure)."""
-    instead = WITHOUT_SRIOV.get(device.driver or "")
-    if device.driver == "i915" and host.vgpus.has_i915_vfs is False:
-        instead = _instead_of_i915(host, device)
+    instead, most = WITHOUT_SRIOV.get(device.driver or ""), host.vgpus.i915_max_vfs
+    if device.driver == "i915" and most in ("", "0"):
+        instead = i915_words(host, device) if most else _instead_of_i915(host, device)
     if device.driver is None:
         yield blocker(
             "no-driver",
@@ -477,12 +478,13 @@ def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"unbind it first: vfiomgr unbind {device.address}",
         )
     elif instead is not None:
-        parameter = " (no parameter max_vfs)" if device.driver == "i915" else ""
+        how = f"{device.driver} without SR-IOV"
+        if device.driver == "i915":
+            how = "i915 with max_vfs=0" if most else f"{how} (no parameter max_vfs)"
         yield blocker(
             "driver-without-sriov",
             device,
-            f"{device} is on {device.driver} without SR-IOV{parameter}: it cannot create virtual "
-            "functions (ENOENT)",
+            f"{device} is on {how}: it cannot create virtual functions (ENOENT)",
             instead,
         )
 

@@ -431,8 +431,8 @@ class VgpuFacts(
     """Whether NVIDIA's program that creates virtual functions is installed."""
     has_nvidia_vgpu: bool | None = None
     """Whether the module of NVIDIA's vGPU driver (nvidia_vgpu_vfio) is loaded; None if unknown."""
-    has_i915_vfs: bool | None = None
-    """Whether the loaded i915 has the parameter max_vfs, as modules with SR-IOV do; else None."""
+    i915_max_vfs: str | None = None
+    """max_vfs of the loaded i915; empty for a module without SR-IOV, which does not have it."""
 
     @cached_property
     def parent_names(self) -> frozenset[str]:

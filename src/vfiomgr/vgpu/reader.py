@@ -168,7 +168,9 @@ def with_vgpu_records(
         with_records(tree, vgpus),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         has_nvidia_vgpu=_if(tree, _MODULES / "nvidia", _MODULES / "nvidia_vgpu_vfio"),
-        has_i915_vfs=_if(tree, _I915_PARAMETERS, _I915_PARAMETERS / "max_vfs"),
+        i915_max_vfs=(tree.read(_I915_PARAMETERS / "max_vfs") or "")
+        if tree.exists(_I915_PARAMETERS)
+        else None,
         quotas=read_quotas(tree, devices),
     )
 

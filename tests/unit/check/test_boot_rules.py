@@ -418,3 +418,31 @@ def test_identifiers_are_changed_where_they_take_effect(
     )
     assert finding is not None
     assert finding.remedy.startswith(f"remove the PCI IDs {how} bind by address")
+
+
+IGPU = device("0000:00:02.0", vendor_id="8086", driver="i915", sriov_totalvfs=7, sriov_numvfs=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "remedy"),
+    [
+        ({"max_vfs": "0", "enable_guc": "-1"}, "", "add i915.enable_guc=3 i915.max_vfs=7 "),
+        ({"max_vfs": "7", "enable_guc": "0"}, "", "add i915.enable_guc=3 i915.max_vfs=7 "),
+        ({"max_vfs": "0"}, "max_vfs=7", "run mkinitcpio -P, which may have"),
+        ({"max_vfs": "7", "enable_guc": "3"}, "", None),
+        ({"max_vfs": "7", "enable_guc": "-1"}, "", None),
+        ({"enable_guc": "0"}, "", None),
+        (None, "", None),
+    ],
+)
+def test_parameters_of_i915_that_allow_no_virtual_functions(
+    given: dict[str, str] | None, files: str, remedy: str | None
+) -> None:
+    known = facts(
+        modules=(KernelModule("i915", "loaded", parameters=given),),
+        module_settings=(ModuleSetting("/etc/modprobe.d/i.conf", "options", "i915", files),),
+    )
+    there = host(IGPU, readiness=known, initramfs=Initramfs("mkinitcpio"))
+    finding = found(there, "i915-vfs")
+    assert (finding is None) is (remedy is None)
+    assert finding is None or finding.remedy.startswith(str(remedy))

@@ -195,9 +195,9 @@ IGPU = replace(
 )
 
 
-def refused(gpu: PciDevice, words: str = "quiet", *, has_vfs: bool | None = None) -> Refusal | None:
+def refused(gpu: PciDevice, words: str = "quiet", *, most: str | None = None) -> Refusal | None:
     """The refusal of one virtual function."""
-    host = with_facts(host_of(gpu), has_i915_vfs=has_vfs, kernel_command_line=words)
+    host = with_facts(host_of(gpu), i915_max_vfs=most, kernel_command_line=words)
     try:
         plan(host, SetVirtualFunctions(gpu.address, 1))
     except Refusal as refusal:
@@ -205,22 +205,30 @@ def refused(gpu: PciDevice, words: str = "quiet", *, has_vfs: bool | None = None
     return None
 
 
+def test_an_i915_whose_limit_is_0_makes_no_virtual_functions() -> None:
+    refusal = refused(IGPU, most="0")
+    assert refusal is not None
+    (found,) = refusal.diagnostics
+    assert "is on i915 with max_vfs=0: " in found.summary
+    assert found.remedy.startswith("add i915.enable_guc=3 i915.max_vfs=7 module_blacklist=xe to")
+
+
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [("i915.max_vfs=7", "rebuild the initramfs"), ("quiet", "xe.force_probe=a7a0 xe.max_vfs=7")],
 )
 def test_the_kernels_own_i915_makes_no_virtual_functions(words: str, remedy: str) -> None:
-    refusal = refused(IGPU, words, has_vfs=False)
+    refusal = refused(IGPU, words, most="")
     assert refusal is not None
     assert [found.rule for found in refusal.diagnostics] == ["driver-without-sriov"]
     assert remedy in (refusal.hint or "")
 
 
-@pytest.mark.parametrize(("driver", "has_vfs"), [("i915", True), ("i915", None), ("xe", False)])
+@pytest.mark.parametrize(("driver", "most"), [("i915", "7"), ("i915", None), ("xe", "")])
 def test_a_driver_that_has_or_may_have_sriov_is_not_refused(
-    driver: str, *, has_vfs: bool | None
+    driver: str, *, most: str | None
 ) -> None:
-    assert refused(replace(IGPU, driver=driver), has_vfs=has_vfs) is None
+    assert refused(replace(IGPU, driver=driver), most=most) is None
 
 
 @pytest.mark.parametrize(
