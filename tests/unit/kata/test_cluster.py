@@ -195,3 +195,38 @@ def test_an_unknown_model_says_nothing_about_names(run: Run, node: KataNode) -> 
     name = "nvidia.com/TU104GL_T4"
     entry = permitted(name, externalResourceProvider=True)
     assert rules(run, node, kubevirt([entry], GATES), guest(name)) == set()
+
+
+def test_kubevirt_1_9_0_asks_for_character_devices(run: Run, node: KataNode) -> None:
+    def found(version: str) -> bool:
+        one = permitted("nvidia.com/GPU")
+        status = {"status": {"observedKubeVirtVersion": version}}
+        objects = ({**kubevirt([one], GATES), **status}, guest("nvidia.com/GPU"))
+        return "kubevirt-cdev" in rules(run, node, *objects)
+
+    assert not found("v1.9.0"), "the kernel has them"
+    node.write("proc/devices", "Character devices:\n  1 mem\n510 vfio\n\nBlock devices:\n")
+    assert found("v1.9.0")
+    assert not found("v1.9.1")
+    assert not found("v1.8.2")
+
+
+@pytest.mark.parametrize(
+    ("image", "kubelet", "is_found"),
+    [
+        ("registry.example/nvidia/k8s-dra-driver:v0.1.0", "1.29.0", True),
+        ("registry.example/nvidia/k8s-dra-driver:v0.1.0", "1.27.3", False),
+        ("nvcr.io/nvidia/k8s-dra-driver-gpu:v25.3.0", "1.32.0", False),
+    ],
+)
+def test_the_first_driver_of_claims_is_older_than_generated_names(
+    run: Run, node: KataNode, image: str, kubelet: str, *, is_found: bool
+) -> None:
+    put_kubelet(node, kubelet)
+    spec = {"containers": [{"name": "controller", "image": image}]}
+    metadata = {"name": "driver"}
+    driver = {"kind": "Deployment", "metadata": metadata, "spec": {"template": {"spec": spec}}}
+    template = {**claim("gpu.nvidia.com", "v1alpha2"), "kind": "ResourceClaimTemplate"}
+    node.pod.write_text(json.dumps({"kind": "List", "items": [driver, template]}))
+    line = ("--root", str(node.root), "check", "pod", str(node.pod), "--format", "json")
+    assert ("dra-driver-release" in run(*line).stdout) == is_found

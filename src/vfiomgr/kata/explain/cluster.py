@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.resource_names import kind_of_model
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
-from vfiomgr.kata.explain.pod import OtherObject
+from vfiomgr.kata.explain.pod import OtherObject, PodSpec
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -40,6 +40,9 @@ _DRA_APIS: dict[str, tuple[Version, Version]] = {
 _GATE, _NVIDIA, _VFIO_CLASS = "HostDevices", "10de", "vfio.gpu.nvidia.com"
 _GATES = ("spec", "configuration", "developerConfiguration", "featureGates")
 _PERMITTED, _PCI, _LIST = "permittedHostDevices", "pciHostDevices", "hostDevices"
+_ASKS_CDEVS = "v1.9.0"
+_FIRST_DRIVER = ("/k8s-dra-driver:v0.1.0", "/k8s-dra-driver:0.1.0")
+_OLD, _GENERATES = Version(0, 0), Version(1, 28)
 _EXTERNAL = "externalResourceProvider"
 _NOT_CHECKED = (
     "not checked: whether a plugin offers the resources (status.allocatable: kubectl describe node)"
@@ -56,6 +59,8 @@ class ClusterContext(Value):
     kubevirt: OtherObject | None
     has_old_map: bool
     """Whether the file has the ConfigMap kubevirt-config."""
+    images: tuple[str, ...] = ()
+    """Those of all pods of the file."""
 
     @property
     def requested(self) -> list[tuple[str, str]]:
@@ -144,6 +149,28 @@ def _not_bound(context: ClusterContext) -> Iterator[Diagnostic]:
             )
 
 
+def _cdevs(context: ClusterContext) -> Iterator[Diagnostic]:
+    """A release that passes character devices of VFIO that it does not look for.
+
+    formatVFIOCdevDeviceSpecs in pkg/virt-handler/device-manager; kubevirt/kubevirt#18905.
+    """
+    kubevirt, host = context.kubevirt, context.host
+    version = "" if kubevirt is None else str(kubevirt.at("status", "observedKubeVirtVersion"))
+    is_asked = context.item.kind == "KubeVirt" or context.requested
+    if not is_asked or not version.startswith(_ASKS_CDEVS) or host.vfio.has_cdevs is not False:
+        return
+    for device in [d for d in host.devices if d.is_on_vfio and d.vfio_device][:1]:
+        yield _may(
+            "kubevirt-cdev",
+            device.address,
+            f"KubeVirt {version} asks for /dev/vfio/devices/{device.vfio_device}, and the kernel "
+            "has no character devices of VFIO (CONFIG_VFIO_DEVICE_CDEV): guests stay in "
+            "CreateContainerError",
+            "use a later KubeVirt than 1.9.0, or 1.8",
+            "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV",
+        )
+
+
 def _names(context: ClusterContext) -> Iterator[Diagnostic]:
     """Names that NVIDIA's plugin gives a model: by pci.ids in its image, else the device ID.
 
@@ -188,6 +215,23 @@ def _claim_config(context: ClusterContext) -> Iterator[Diagnostic]:
         )
 
 
+def _driver(context: ClusterContext) -> Iterator[Diagnostic]:
+    """NVIDIA's first driver, and claims with the names of later releases of Kubernetes.
+
+    kubernetes-sigs/dra-driver-nvidia-gpu#46; its libraries were of 1.27 until cc750487.
+    """
+    image = next((image for image in context.images if image.endswith(_FIRST_DRIVER)), None)
+    if image and context.item.kind == _CLAIMS[1] and (context.kubernetes or _OLD) >= _GENERATES:
+        yield _may(
+            "dra-driver-release",
+            context.item.name,
+            f"{image} may be older than Kubernetes 1.28, which generates the names of claims of a "
+            f"template: with Kubernetes {context.kubernetes} the driver finds none of them",
+            "use a later release of the driver (25.3 or later needs Kubernetes 1.32), or build it "
+            "with k8s.io/dynamic-resource-allocation 0.28 or later",
+        )
+
+
 def _served(context: ClusterContext) -> Iterator[Diagnostic]:
     group, _, version = context.item.api_version.partition("/")
     node = context.kubernetes
@@ -213,8 +257,10 @@ RULES: RuleSet[ClusterContext] = register(
             rule(_configuration, "kubevirt-configmap", "kubevirt-gate"),
             rule(_permitted, "kubevirt-permitted"),
             rule(_not_bound, "kubevirt-not-bound"),
+            rule(_cdevs, "kubevirt-cdev"),
             rule(_names, "resource-name"),
             rule(_claim_config, "claim-config"),
+            rule(_driver, "dra-driver-release"),
             rule(_served, "claim-version"),
         ),
     )
@@ -243,18 +289,22 @@ def _what(context: ClusterContext) -> str:
 
 
 def traces(
-    host: HostSnapshot, kubernetes: Version | None, others: tuple[OtherObject, ...], *, pods: bool
+    host: HostSnapshot,
+    kubernetes: Version | None,
+    others: tuple[OtherObject, ...],
+    pods: tuple[PodSpec, ...],
 ) -> Iterator[KataTrace]:
     """What is judged of the objects of a file; beside pods or guests only those with problems."""
     kubevirt = next((each for each in others if each.kind == "KubeVirt"), None)
     has_old_map = any((o.kind, o.name) == ("ConfigMap", "kubevirt-config") for o in others)
+    images = tuple(each.image for pod in pods for each in pod.containers)
     has_guests = any(each.kind in _GUESTS for each in others)
     for item in others:
         is_claim = item.api_version.startswith(f"{_DRA_GROUP}/")
         is_setting = item.kind == "KubeVirt" and not has_guests
         if not (item.kind in _GUESTS or is_claim or is_setting):
             continue
-        context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map)
+        context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images)
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
             step = judged("request", _what(context), (place,), breaks, "unknown")

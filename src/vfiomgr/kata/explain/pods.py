@@ -117,8 +117,7 @@ def explain_pod(
     if is_file or subject.endswith((".yaml", ".yml", ".json")):
         objects = read_objects(text_of(subject, "the pod"), source_of(subject), needs_pod=False)
         contexts = [scene.context(spec, objects, handler) for spec in objects.pods]
-        others, has_pods = objects.others, bool(contexts)
-        more = tuple(cluster.traces(seen, scene.kubernetes, others, pods=has_pods))
+        more = tuple(cluster.traces(seen, scene.kubernetes, objects.others, objects.pods))
         if not contexts and not more:
             raise no_pod(objects, source_of(subject))
     else:
