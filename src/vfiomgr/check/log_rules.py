@@ -1,10 +1,13 @@
-"""The rule about the kernel log."""
+"""Rules about the kernel: its log, and faults of single releases."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.documents.text import parse_toml
 from vfiomgr.messages.known import clause, messages_by_name
 from vfiomgr.units import counted
 
@@ -49,3 +52,32 @@ def _when(logged: LoggedMessage) -> str:
     if logged.seconds is None:
         return count.removesuffix(", last")
     return f"{count or ','} {logged.seconds} s after boot"
+
+
+@cache
+def _faults() -> tuple[dict[str, Any], ...]:
+    text = (files(__package__) / "kernel_faults.toml").read_text(encoding="utf-8")
+    return tuple(parse_toml(text).values())
+
+
+def kernel_fault(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report a known fault of the running release, if a function is there that it affects."""
+    release, own = host.kernel.release or "", [d for d in host.devices if d.is_on_vfio]
+    affected = {
+        "vf": [d for d in own if d.physical_function is not None],
+        "gpu": [d for d in own if d.is_graphics_or_accelerator and d.reset_method == ("bus",)],
+    }
+    tools = facts.distribution.tools if facts.distribution is not None else ()
+    pin = " (proxmox-boot-tool kernel pin RELEASE)" if "proxmox-boot-tool" in tools else ""
+    for each in _faults():
+        devices = affected[each["of"]]
+        if devices and release.startswith(tuple(each["releases"])):
+            yield finding(
+                "kernel-fault",
+                each.get("severity", "warning"),
+                f"a fault of kernel {release}: {each['fault']}",
+                (f"/proc/sys/kernel/osrelease: {release}", *(f"{d} is on VFIO" for d in devices)),
+                f"reported without a cause in the configuration: {each['source']}",
+                f"update the kernel, or boot an older one without the fault, e.g. "
+                f"{each['without']}{pin}",
+            )

@@ -109,9 +109,11 @@ class UnitSetting(Value):
     """A setting of a service that keeps libvirt from what passthrough needs."""
 
     service: str
+    """`libvirtd.service`."""
     setting: str
     """`ProtectKernelModules=yes`."""
     source: str
+    """The file of the unit, or its drop-in."""
 
 
 class Distribution(Value):

@@ -131,6 +131,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.unauthorized, "thunderbolt-unauthorized"),
             reading(_READINESS, device_rules.i915_vfs, "i915-vfs"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
+            reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),
             reading(_READINESS, _kernel_log, "kernel-log"),
         ),
         not_checked=(_not_checked,),

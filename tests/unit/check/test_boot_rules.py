@@ -11,7 +11,7 @@ from tests.unit.check.test_facts import RELEASE, read
 from tests.unit.check.test_rules import device, facts, found, host, severity
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
-from vfiomgr.check.model import LOAD, KernelModule, ModuleSetting
+from vfiomgr.check.model import LOAD, Distribution, KernelModule, ModuleSetting
 from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_initramfs
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.check.model import ModuleState
+    from vfiomgr.pci.model import PciDevice
 
 GENERIC = Initramfs("dracut", lacks_modprobe=True)
 
@@ -446,3 +447,29 @@ def test_parameters_of_i915_that_allow_no_virtual_functions(
     finding = found(there, "i915-vfs")
     assert (finding is None) is (remedy is None)
     assert finding is None or finding.remedy.startswith(str(remedy))
+
+
+VF = device(physical_function="0000:04:00.0", driver="vfio-pci")
+GPU = device(driver="vfio-pci", reset_method=("bus",))
+
+
+@pytest.mark.parametrize(
+    ("release", "function", "expected"),
+    [
+        ("6.8.12-12-pve", VF, "warning"),
+        ("6.8.12-11-pve", VF, None),
+        ("6.8.12-12-pve", GPU, None),
+        ("6.8.12-12-pve", device(physical_function="0000:04:00.0", driver="iavf"), None),
+        ("6.14.2-zen1-1-zen", GPU, "info"),
+        ("6.14.2-arch1-1", GPU, None),
+        (None, VF, None),
+    ],
+)
+def test_a_fault_of_the_running_kernel_is_named(
+    release: str | None, function: PciDevice, expected: str | None
+) -> None:
+    known = facts(distribution=Distribution("debian", "Proxmox", ("proxmox-boot-tool",)))
+    there = host(function, readiness=known, kernel_release=release)
+    assert severity(there, "kernel-fault") == expected
+    finding = found(there, "kernel-fault")
+    assert finding is None or finding.remedy.endswith("(proxmox-boot-tool kernel pin RELEASE)")

@@ -238,7 +238,7 @@ def rom_content(context: PreflightContext) -> Iterator[Diagnostic]:
         else:
             continue
         yield finding(
-            "rom-file",
+            "rom-invalid",
             "warning",
             f"the ROM file of {device} {title}: {path}",
             (context.cite(hostdev, f"<rom file='{path}'>"), f"{path}: {shown}"),

@@ -193,7 +193,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(host_files.hooks_not_run, "hook-not-executable"),
             rule(host_files.hook_devices, "hook-device"),
             rule(host_files.rom_denied, "rom-apparmor"),
-            rule(host_files.rom_content, "rom-file"),
+            rule(host_files.rom_content, "rom-invalid"),
             rule(host_files.qemu_log, "qemu-log"),
             rule(settings.rom_file, "rom-relative", "rom-missing"),
             rule(settings.option_rom, "option-rom"),

@@ -165,7 +165,7 @@ def test_a_rom_that_cannot_work_is_found(
     (tmp_path / "roms").mkdir()
     (tmp_path / "roms/gpu.rom").write_bytes(data)
     text = with_rom().replace("<os>", "<os firmware='efi'>")
-    finding = found(judge(read_files(tree_of(tmp_path, ""), [ROM]), text), "rom-file")
+    finding = found(judge(read_files(tree_of(tmp_path, ""), [ROM]), text), "rom-invalid")
     assert (finding is None) is (title is None)
     if finding is not None:
         assert str(title) in finding.summary
@@ -177,7 +177,7 @@ def test_a_bios_runs_a_rom_without_uefi(tmp_path: Path) -> None:
     (tmp_path / "roms/gpu.rom").write_bytes(image(kind=0))
     files = read_files(tree_of(tmp_path, ""), [ROM, "/roms", "/roms/other.rom"])
     assert set(files.roms) == {ROM}
-    assert found(judge(files, with_rom().replace(" firmware='efi'", "")), "rom-file") is None
+    assert found(judge(files, with_rom().replace(" firmware='efi'", "")), "rom-invalid") is None
 
 
 LOG = "var/log/libvirt/qemu/win.log"
