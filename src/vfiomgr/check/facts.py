@@ -56,6 +56,7 @@ _TOOLS = (
 )
 _FILES = (
     "/etc/kernel/cmdline",
+    "/boot/limine.conf",
     "/boot/refind_linux.conf",
     "/boot/extlinux/extlinux.conf",
     "/boot/armbianEnv.txt",
@@ -84,6 +85,24 @@ def read_distribution(tree: HostTree) -> Distribution | None:
         tools=tuple(tools),
         like=tuple(fields.get("ID_LIKE", "").split()),
     )
+
+
+_OPTIONS_OF = {
+    "/etc/default/grub": expression(
+        r"""^\s*GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(["']?)(.*)\1\s*$""", re.MULTILINE
+    ),
+    "/boot/syslinux/syslinux.cfg": expression(r"^\s*(?i:append)(\s+)(.*)$", re.MULTILINE),
+}
+
+
+def _boot_files(tree: HostTree) -> dict[str, str]:
+    """The options in files of GRUB, and of syslinux for its first entry."""
+    found: dict[str, str] = {}
+    for file, pattern in _OPTIONS_OF.items():
+        options = [match[2] for match in pattern.finditer(text_of(tree, file) or "")]
+        if options:
+            found[file] = options[0] if "syslinux" in file else " ".join(options)
+    return found
 
 
 def _managers(tree: HostTree) -> Iterator[str]:
@@ -407,6 +426,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
             for name in tree.children(_THUNDERBOLT)
             if tree.read(_THUNDERBOLT / name / "authorized") == "0"
         ),
+        boot_files=_boot_files(tree),
         hardening=tuple(_hardening(tree)),
         has_kvm=any(exists(tree, place) for place in _KVM) or (False if has_dev else None),
         kernel_log=read_kernel_log(tree),

@@ -162,6 +162,8 @@ class Readiness(Value):
     """Nodes of which a recorded host has only a copy, without mode and owner."""
     unauthorized: tuple[str, ...] = ()
     """Thunderbolt devices that are not authorized: `0-1`."""
+    boot_files: dict[str, str] = field(default_factory=dict)
+    """The kernel options in files of boot loaders, by file; another loader may boot the host."""
     hardening: tuple[UnitSetting, ...] = ()
     """What units of libvirt are denied; empty also if none can be read."""
     has_kvm: bool | None = None
@@ -239,12 +241,13 @@ def _width_of(cap: int) -> int:
 
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
 _COMMAND_LINE = {  # the first that is there
+    "limine-update": "edit KERNEL_CMDLINE in /etc/default/limine, then run limine-update",
+    "/boot/limine.conf": "edit the line cmdline: of the entry in /boot/limine.conf",
     **{name: system.command_line for name, system in SYSTEMS.items()},
     "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
     "bootc": "add WORD to kargs in /usr/lib/bootc/kargs.d/vfiomgr.toml when its image is built",
     "sdbootutil": "edit /etc/kernel/cmdline, then run sdbootutil update-all-entries",
     "transactional-update": f"{_GRUB}, then run transactional-update grub.cfg and reboot",
-    "limine-update": "edit KERNEL_CMDLINE in /etc/default/limine, then run limine-update",
     "sdboot-manage": "edit LINUX_OPTIONS in /etc/sdboot-manage.conf, then run sdboot-manage gen",
     "kernelstub": "kernelstub --add-options WORD, or --delete-options WORD",
     "/boot/extlinux/extlinux.conf": "edit APPEND in /boot/extlinux/extlinux.conf",
@@ -311,15 +314,17 @@ _GRUB_TOOLS = {"update-grub", "grub2-mkconfig", "grub-mkconfig"}
 def command_line(host: HostSnapshot) -> str:
     """How to change the kernel command line on this host; empty if unknown.
 
-    What booted it decides between files: GRUB writes BOOT_IMAGE (grub-core/loader/i386/linux.c);
-    initrd= with a path of the EFI partition is of a loader of EFI, such as systemd-boot.
+    What booted it decides between files: GRUB writes BOOT_IMAGE (grub-core/loader/i386/linux.c),
+    as syslinux does, and Limine does not; initrd= with a path of the EFI partition is of a loader
+    of EFI, such as systemd-boot.
     """
     distribution = host.readiness.distribution if host.readiness else None
     if distribution is None:
         return ""
     is_of_grub = any(word.startswith("BOOT_IMAGE=") for word in host.kernel.words)
     is_of_efi = any(word.startswith("initrd=\\") for word in host.kernel.words)
-    unused = {"/etc/kernel/cmdline"} if is_of_grub else _GRUB_TOOLS if is_of_efi else set()
+    others = {"/etc/kernel/cmdline", "/boot/limine.conf"}
+    unused = others if is_of_grub else _GRUB_TOOLS if is_of_efi else set()
     tools = tuple(tool for tool in distribution.tools if tool not in unused)
     known = _command_line(replace(distribution, tools=tools))
     how = known or _command_line(distribution) or ""

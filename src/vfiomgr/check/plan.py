@@ -116,6 +116,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, driver_rules.not_probed, "override-not-probed"),
             reading(_READINESS, driver_rules.gone_modules, "module-gone"),
             reading(_READINESS, platform_rules.unknown_parameters, "parameter-unknown"),
+            reading(_READINESS, platform_rules.not_in_force, "parameter-not-in-force"),
             reading(_READINESS, driver_rules.left_out, "vfio-pci-ids-incomplete"),
             reading(_READINESS, device_rules.reset_trouble, "amd-reset"),
             reading(_READINESS, device_rules.lost_by_reset, "amd-lost-by-reset"),

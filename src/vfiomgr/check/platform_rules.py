@@ -283,6 +283,30 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
             )
 
 
+def not_in_force(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report parameters for passthrough in a boot loader's file that the running kernel lacks."""
+    if host.kernel.command_line is None:
+        return
+    names = {name.replace("-", "_") for name in (*_KNOWN, "iommu", "i915.max_vfs", "xe.max_vfs")}
+    for file, options in facts.boot_files.items():
+        lost = [
+            word
+            for word in dict.fromkeys(options.split())
+            if word.partition("=")[0].replace("-", "_") in names and word not in host.kernel.words
+        ]
+        if lost:
+            yield finding(
+                "parameter-not-in-force",
+                "warning",
+                f"the running kernel did not get {' '.join(lost)} of {file}",
+                (f"{file}: {' '.join(lost)}", f"/proc/cmdline: {host.kernel.command_line}"),
+                "the host was not rebooted since, the file was not applied, or another boot loader "
+                "boots this host",
+                f"if they are still wanted, write them where this host's boot loader reads them"
+                f"{command_line(host)}, and reboot",
+            )
+
+
 def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report lockdown, which does not affect VFIO (lockdown_reason in linux/security.h)."""
     if facts.lockdown not in ("integrity", "confidentiality"):

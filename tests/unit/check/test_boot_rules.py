@@ -473,3 +473,35 @@ def test_a_fault_of_the_running_kernel_is_named(
     assert severity(there, "kernel-fault") == expected
     finding = found(there, "kernel-fault")
     assert finding is None or finding.remedy.endswith("(proxmox-boot-tool kernel pin RELEASE)")
+
+
+GRUB = "etc/default/grub: GRUB_CMDLINE_LINUX_DEFAULT='quiet intel_iommu=on'\\nGRUB_CMDLINE_LINUX="
+LIMINE = """
+    etc/os-release: ID=slackware
+    etc/unraid-version: version=7.2.3
+    boot/limine.conf: /Unraid OS
+    boot/syslinux/syslinux.cfg: label a\\n  append iommu=pt initrd=/bzroot\\nlabel b\\n  append x=1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "lost"),
+    [
+        (GRUB, "BOOT_IMAGE=/vmlinuz quiet", "intel_iommu=on of /etc/default/grub"),
+        (GRUB, "BOOT_IMAGE=/vmlinuz intel_iommu=on", None),
+        (GRUB, None, None),
+        (GRUB.replace("intel_iommu=on", "splash"), "quiet", None),
+        (f"#{GRUB}", "quiet", None),
+        (LIMINE, "", "iommu=pt of /boot/syslinux/syslinux.cfg"),
+        (LIMINE, "BOOT_IMAGE=/bzimage iommu=pt", None),
+    ],
+)
+def test_parameters_of_a_boot_loader_that_did_not_boot_the_host(
+    tmp_path: Path, text: str, line: str | None, lost: str | None
+) -> None:
+    there = host(readiness=read(tmp_path, text), kernel_command_line=line)
+    finding = found(there, "parameter-not-in-force")
+    assert (finding is None) is (lost is None)
+    if finding is not None:
+        assert str(lost) in finding.summary
+        assert ("/boot/limine.conf" in finding.remedy) is (text == LIMINE)
