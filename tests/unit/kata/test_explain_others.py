@@ -303,6 +303,22 @@ def test_whether_the_kubelet_uses_docker_may_be_unknown(
     assert ids(explain()[1]) == []
 
 
+@pytest.mark.parametrize(
+    ("flag", "is_found"),
+    [("'--docker'", True), ("--docker", True), ("--docker=false", False), ("--docker-x", False)],
+)
+def test_k3s_has_a_flag_for_docker(
+    node: KataNode, explain: Callable[..., tuple[int, Any]], flag: str, *, is_found: bool
+) -> None:
+    use_nvidia(node)
+    unit = f"[Service]\nExecStart=/usr/local/bin/k3s \\\n    server \\\n\t{flag} \\\n"
+    node.write("etc/systemd/system/k3s.service", unit)
+    found = [each for each in breaks(explain()[1]) if each["id"] == "kubelet-docker"]
+    assert [each["remedy"].startswith("remove --docker there") for each in found] == (
+        [True] if is_found else []
+    )
+
+
 RUNC = f'{TABLE}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
 OPTIONS = TABLE + ".runtimes.{}.options]\nSystemdCgroup = {}\n"
 

@@ -70,6 +70,7 @@ _KUBELET_FLAGS = (
 _SHIM_SOCKET = HostPath("/var/run/dockershim.sock")
 _DOCKERSHIM, _CRI_DOCKERD, _NO_DOCKERSHIM = "dockershim", "cri-dockerd", Version(1, 24)
 _RUNTIME_FLAG = expression(r"--container-runtime(-endpoint)?[=\s][\"']?([^\s\"'\\]+)")
+_K3S_FLAG = expression(r"\s[\"']?--docker\b(?!=false|-)")
 _DEFAULT_FLAG = expression(r"--default-runtime[=\s][\"']?([^\s\"'\\]+)")
 _COMMENT = expression(r"(?m)^\s*[#;].*$")
 _SERVICES = {"containerd": ("containerd", "k3s", "rke2-server", "rke2-agent"), "crio": ("crio",)}
@@ -412,8 +413,12 @@ def read_docker(
     """Whether the kubelet runs pods with Docker; None also if that is unknown.
 
     Before 1.24 the kubelet does so by itself (dockershim), unless a flag names another runtime.
-    kubeadm writes such flags, and the kubelet serves the socket of dockershim.
+    kubeadm writes such flags, and the kubelet serves the socket of dockershim. k3s has cri-dockerd
+    in its program.
     """
+    for path, text in _units(tree, "k3s", "k3s-agent"):
+        if _K3S_FLAG.search(_COMMENT.sub("", text)):
+            return DockerFacts(_CRI_DOCKERD, f"{path}: --docker", _default_of_docker(tree))
     files = [(path, tree.read_text(path, _MOST)) for path in _KUBELET_FLAGS]
     read = [*_units(tree, "kubelet"), *((path, text) for path, text in files if text is not None)]
     runtime, endpoint = "", "" if kubelet is None else kubelet.endpoint

@@ -47,6 +47,7 @@ _MERGES_TABLES = 3
 """The version of containerd's configuration that only releases with merged drop-ins support."""
 _FILE_OF_TOOLKIT = "99-nvidia.toml"
 _REMOTE = "--container-runtime=remote "
+_ENDPOINT = "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
 _RANCHER = "/rancher/"
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 _NVIDIA = ("nvidia.com/gpu", "nvidia.com/mig-")
@@ -188,6 +189,9 @@ def _docker(context: PodContext) -> Iterator[Diagnostic]:
     asked = [resource for resource, _ in context.pod.resources if resource.startswith(_NVIDIA)]
     if name not in (None, "docker"):
         is_shim = docker.program == "dockershim"
+        containerd = f"have the kubelet use containerd: {_REMOTE if is_shim else ''}{_ENDPOINT}"
+        if docker.source.endswith("--docker"):
+            containerd = "remove --docker there, so that k3s uses its containerd"
         without = "" if context.is_kata else "remove runtimeClassName from the pod"
         later = "" if is_shim else "use cri-dockerd 0.4 or later, and make it a runtime of Docker"
         yield chain_break(
@@ -195,8 +199,7 @@ def _docker(context: PodContext) -> Iterator[Diagnostic]:
             name,
             f"the kubelet runs pods with Docker ({docker.program}), which does not know handlers "
             f"of containerd: pods fail with 'RuntimeHandler \"{name}\" not supported'",
-            f"have the kubelet use containerd: {_REMOTE if is_shim else ''}"
-            "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+            containerd,
             without,
             later,
             is_certain=is_shim,
