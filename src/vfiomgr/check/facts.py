@@ -427,6 +427,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
             if tree.read(_THUNDERBOLT / name / "authorized") == "0"
         ),
         boot_files=_boot_files(tree),
+        xen_command_line=_xen_command_line(tree),
         hardening=tuple(_hardening(tree)),
         has_kvm=any(exists(tree, place) for place in _KVM) or (False if has_dev else None),
         kernel_log=read_kernel_log(tree),
@@ -468,6 +469,16 @@ def _registers(tree: HostTree, name: str) -> dict[str, int]:
 def _interrupt_chips(tree: HostTree) -> tuple[str, ...] | None:
     text = text_of(tree, "/proc/interrupts")
     return None if text is None else tuple(sorted(set(_CHIP.findall(text))))
+
+
+_XEN_LINE = expression(r"^xen_commandline\s*:(.*)$", re.MULTILINE)
+
+
+def _xen_command_line(tree: HostTree) -> str | None:
+    """As the hypervisor reports it to root of dom0 (xl info)."""
+    is_xen = tree.runs_programs and tree.read(HostPath("/sys/hypervisor/type")) == "xen"
+    found = _XEN_LINE.search(tree.run(("xl", "info")) or "") if is_xen else None
+    return None if found is None else found[1].strip()
 
 
 def _lockdown(tree: HostTree) -> str | None:

@@ -164,6 +164,8 @@ class Readiness(Value):
     """Thunderbolt devices that are not authorized: `0-1`."""
     boot_files: dict[str, str] = field(default_factory=dict)
     """The kernel options in files of boot loaders, by file; another loader may boot the host."""
+    xen_command_line: str | None = None
+    """The command line of Xen itself; None if it cannot be read."""
     hardening: tuple[UnitSetting, ...] = ()
     """What units of libvirt are denied; empty also if none can be read."""
     has_kvm: bool | None = None

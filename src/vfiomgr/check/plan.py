@@ -125,6 +125,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, driver_rules.host_drivers, "host-driver"),
             reading(_READINESS, platform_rules.iommufd, "iommufd"),
             reading(_READINESS, platform_rules.container_node, "container-node"),
+            reading(_READINESS, platform_rules.guest_irqs, "xen-guest-irqs"),
             reading(_READINESS, platform_rules.memlock, "memlock"),
             reading(_READINESS, platform_rules.unit_hardening, "unit-hardening"),
             reading(_READINESS, platform_rules.lockdown, "lockdown"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import isolation
 from vfiomgr.paths import (
     IOMMU_GROUPS,
@@ -565,6 +566,39 @@ def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
         f"if an unprivileged QEMU fails to open it, remove the udev rule that names {node.path}",
     )
 
+
+_NVME = "0108"
+_EXTRA_IRQS = "extra_guest_irqs"
+
+
+def guest_irqs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report NVMe controllers for guests of a Xen with its default number of interrupts.
+
+    See docs/misc/xen-command-line.pandoc of Xen, and issue 560 of xcp-ng/xcp.
+    """
+    line = facts.xen_command_line
+    given = [d for d in host.devices if d.class_code.startswith(_NVME) and d.driver in _PCIBACK]
+    if line is None or not given or parameters(line, _EXTRA_IRQS):
+        return
+    is_server = facts.distribution is not None and facts.distribution.id == "xenenterprise"
+    how = f" ({_XEN_CMDLINE} --set-xen {_EXTRA_IRQS}=128)" if is_server else ""
+    yield finding(
+        "xen-guest-irqs",
+        "info",
+        "guests of Xen may get fewer interrupts than NVMe controllers use",
+        (
+            f"xl info: no {_EXTRA_IRQS} in xen_commandline",
+            *(f"{d} is on {d.driver}" for d in given),
+        ),
+        "newer drivers take an MSI-X vector for each queue; beyond what Xen reserves for a guest "
+        "they fall back to a single interrupt, and the disk is very slow",
+        f"if that happens, add {_EXTRA_IRQS}=128 to the command line of Xen{how}, and reboot",
+    )
+
+
+_PCIBACK = ("pciback", "xen-pciback")
+_XEN_CMDLINE = "/opt/xensource/libexec/xen-cmdline"
+"""Of XenServer and XCP-ng."""
 
 _DENIED = {
     "ProtectKernelModules": "it hides /lib/modules: libvirt 10.0 and later read modules.alias "

@@ -505,3 +505,29 @@ def test_parameters_of_a_boot_loader_that_did_not_boot_the_host(
     if finding is not None:
         assert str(lost) in finding.summary
         assert ("/boot/limine.conf" in finding.remedy) is (text == LIMINE)
+
+
+NVME = device(class_code="010802", driver="pciback")
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "is_found"),
+    [
+        ("dom0_mem=4G watchdog", NVME, True),
+        ("dom0_mem=4G extra_guest_irqs=128", NVME, False),
+        (None, NVME, False),
+        ("dom0_mem=4G", device(class_code="010802", driver="nvme"), False),
+        ("dom0_mem=4G", device(driver="pciback"), False),
+    ],
+)
+def test_interrupts_of_guests_of_xen(
+    line: str | None,
+    function: PciDevice,
+    is_found: bool,  # noqa: FBT001
+) -> None:
+    known = facts(
+        xen_command_line=line, distribution=Distribution("xenenterprise", "XCP-ng 8.2.1", ())
+    )
+    finding = found(host(function, readiness=known, runs_on="xen"), "xen-guest-irqs")
+    assert (finding is not None) is is_found
+    assert finding is None or "--set-xen extra_guest_irqs=128" in finding.remedy
