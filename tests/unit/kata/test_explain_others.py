@@ -267,6 +267,12 @@ def test_docker_does_not_know_handlers(
         [] if severity is None else [("kubelet-docker", severity)]
     )
     assert breaks(explain("--runtime", "containerd")[1]) == [], "another runtime was named"
+    for version, others in (("0.3.15", "blocker"), ("0.4.0", None)) if "cri-" in flags else ():
+        status = "Package: {}\nStatus: install ok installed\nVersion: {}\n"
+        packages = (("kubelet", kubelet), ("cri-dockerd", version))
+        text = "\n".join(status.format(*package) for package in packages)
+        node.write("var/lib/dpkg/status", text)
+        assert [each["severity"] for each in breaks(explain()[1])] == ([others] if others else [])
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,8 @@ class DockerFacts(Value):
     """What shows it."""
     default: str | None
     """Docker's default runtime; None if unknown."""
+    takes_handlers: bool | None = None
+    """Whether Docker's runtimes are handlers, as cri-dockerd 0.4 has it; None if unknown."""
 
 
 class ToolkitFacts(Value):

@@ -69,6 +69,8 @@ _KUBELET_FLAGS = (
 )
 _SHIM_SOCKET = HostPath("/var/run/dockershim.sock")
 _DOCKERSHIM, _CRI_DOCKERD, _NO_DOCKERSHIM = "dockershim", "cri-dockerd", Version(1, 24)
+_TAKES_HANDLERS = Version(0, 4)
+"""The first cri-dockerd with handlers (Mirantis/cri-dockerd#350)."""
 _RUNTIME_FLAG = expression(r"--container-runtime(-endpoint)?[=\s][\"']?([^\s\"'\\]+)")
 _K3S_FLAG = expression(r"\s[\"']?--docker\b(?!=false|-)")
 _DEFAULT_FLAG = expression(r"--default-runtime[=\s][\"']?([^\s\"'\\]+)")
@@ -429,13 +431,16 @@ def read_docker(
             runtime, endpoint = (runtime, value) if suffix else (value, endpoint)
     is_old = version is not None and version < _NO_DOCKERSHIM
     if _CRI_DOCKERD in endpoint:
-        return DockerFacts(_CRI_DOCKERD, f"{source}: {endpoint}", _default_of_docker(tree))
+        own = runtimes_facts.version_of(tree, _CRI_DOCKERD, (_CRI_DOCKERD,))
+        takes = None if own is None else own >= _TAKES_HANDLERS
+        return DockerFacts(_CRI_DOCKERD, f"{source}: {endpoint}", _default_of_docker(tree), takes)
     is_told = tree.exists(_SHIM_SOCKET) or _KUBEADM_FLAGS in dict(read)
     is_default = not endpoint and runtime == "" and is_told
     if not is_old or not (is_default or runtime == "docker" or _DOCKERSHIM in endpoint):
         return None
-    shown = f"kubelet {version} without --container-runtime-endpoint"
-    return DockerFacts(_DOCKERSHIM, shown, _default_of_docker(tree))
+    shown = f"{source}: {endpoint}" if endpoint else "without --container-runtime-endpoint"
+    shown = f"kubelet {version}, {shown}"
+    return DockerFacts(_DOCKERSHIM, shown, _default_of_docker(tree), takes_handlers=False)
 
 
 def _default_of_docker(tree: HostTree) -> str | None:

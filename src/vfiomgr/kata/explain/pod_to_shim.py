@@ -187,7 +187,7 @@ def _docker(context: PodContext) -> Iterator[Diagnostic]:
     if docker is None:
         return
     asked = [resource for resource, _ in context.pod.resources if resource.startswith(_NVIDIA)]
-    if name not in (None, "docker"):
+    if name not in (None, "docker") and not docker.takes_handlers:
         is_shim = docker.program == "dockershim"
         containerd = f"have the kubelet use containerd: {_REMOTE if is_shim else ''}{_ENDPOINT}"
         if docker.source.endswith("--docker"):
@@ -202,7 +202,7 @@ def _docker(context: PodContext) -> Iterator[Diagnostic]:
             containerd,
             without,
             later,
-            is_certain=is_shim,
+            is_certain=docker.takes_handlers is False,
             evidence=(docker.source,),
         )
     if asked and not context.is_kata and "nvidia" not in (docker.default or "nvidia"):
