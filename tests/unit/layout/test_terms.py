@@ -62,7 +62,7 @@ def passing(device: str, **fields: Any) -> dict[str, Any]:
 
 
 MOUNTED = with_facts(
-    host_of(DISK), host_uses=(HostUse(DISK.address, "mounted-disk", "/dev/nvme0n1 on /"),)
+    host_of(DISK), host_uses=(HostUse(DISK.address, "mounted-disk", "/dev/nvme0n1 on /srv"),)
 )
 ROUTED = with_facts(host_of(NIC), host_uses=(HostUse(NIC.address, "default-route", "eth0"),))
 A40 = {"select": {"class": "0302"}, "state": "vgpu"}
