@@ -448,6 +448,24 @@ def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
         )
 
 
+def without_mdevctl(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report libvirt without the program that it creates mediated devices with."""
+    tools = facts.distribution.tools if facts.distribution is not None else ()
+    daemons = [tool for tool in ("libvirtd", "virtqemud") if tool in tools]
+    parents = [parent for parent in host.vgpus.parents if parent.family == "mdev"]
+    if daemons and parents and "mdevctl" not in tools:
+        yield finding(
+            "mdevctl-missing",
+            "info",
+            "libvirt cannot create mediated devices: mdevctl is not installed",
+            (*(f"{daemon} is installed" for daemon in daemons), "mdevctl: no such program"),
+            "libvirt runs mdevctl for them (virsh nodedev-create, OpenStack); vGPUs that vfiomgr "
+            "or the kernel created do not need it",
+            "install the package mdevctl, and restart libvirt's daemon; or create them with: "
+            "vfiomgr vgpu create",
+        )
+
+
 def firmware_framebuffer(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """Report a framebuffer that vfio-pci does not remove."""
     for device in host.devices:

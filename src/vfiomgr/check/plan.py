@@ -132,6 +132,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
             reading(_READINESS, platform_rules.unauthorized, "thunderbolt-unauthorized"),
             reading(_READINESS, device_rules.i915_vfs, "i915-vfs"),
+            reading(_READINESS, device_rules.without_mdevctl, "mdevctl-missing"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
             reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),
             reading(_READINESS, _kernel_log, "kernel-log"),

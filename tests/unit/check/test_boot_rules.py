@@ -16,6 +16,7 @@ from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_initramfs
 from vfiomgr.persistence.model import Initramfs
+from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -531,3 +532,20 @@ def test_interrupts_of_guests_of_xen(
     finding = found(host(function, readiness=known, runs_on="xen"), "xen-guest-irqs")
     assert (finding is not None) is is_found
     assert finding is None or "--set-xen extra_guest_irqs=128" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("tools", "family", "expected"),
+    [
+        (("libvirtd",), "mdev", "info"),
+        (("virtqemud", "apt-get"), "mdev", "info"),
+        (("libvirtd", "mdevctl"), "mdev", None),
+        (("apt-get",), "mdev", None),
+        (("libvirtd",), "vendor-vfio", None),
+    ],
+)
+def test_libvirt_without_mdevctl(tools: tuple[str, ...], family: Any, expected: str | None) -> None:
+    parent = VgpuParent("0000:3b:00.0", "/x", family, "nvidia", "0000:3b:00.0", (), ())
+    known = facts(distribution=Distribution("ubuntu", "Ubuntu", tools))
+    assert severity(host(readiness=known, vgpu_parents=(parent,)), "mdevctl-missing") == expected
+    assert severity(host(readiness=known), "mdevctl-missing") is None
