@@ -25,6 +25,9 @@ def docker(flag: str = "", path: str = MAIN, *, directories: bool = False) -> Do
     return DockerSettings(path, flag == "on" if flag else None, directories, path == USER)
 
 
+CTL = "/dev/nvidiactl"
+
+
 def found(versions: dict[str, str], **facts: Any) -> list[str]:
     known = {name: Version.parse(text) for name, text in versions.items()}
     readers = Readers(known, facts.pop("has_static", True), **facts)
@@ -85,6 +88,9 @@ def test_a_podman_that_reads_the_file_is_named_where_docker_does_not(
             [],
         ),
         ({}, {"mig_nodes": ("/c/12",), "files": (("a", frozenset({"/dev/kfd"})),)}, []),
+        ({}, {"files": (("a", frozenset({"/dev/nvidia0", CTL})),)}, ["uvm-missing"]),
+        ({}, {"files": (("a", frozenset({"/dev/nvidia0", CTL, "/dev/nvidia-uvm"})),)}, []),
+        ({}, {"files": (("a", frozenset({CTL})),)}, []),
     ],
 )
 def test_what_a_program_needs_depends_on_its_release(

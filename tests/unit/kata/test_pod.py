@@ -132,6 +132,8 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
         (CLASS, "p.yaml:1:1: no pod found, only RuntimeClass"),
         ("- 1", "p.yaml:1:1: not an object"),
         ("a: 1", "p.yaml:1:1: the object has no kind"),
+        ("services: {a: {image: b}}", "no service of it reserves a GPU; a service gets GPUs by"),
+        ("services: {a: {gpus: all}}", "a Compose file, not an object of Kubernetes; a service"),
         ("kind: 5", 'p.yaml:1:7: kind: kind is not a string; quote it: "5"'),
         ("kind: Pod", "p.yaml:1:1: Pod has no spec"),
         ("kind: Job\nspec: {}", "p.yaml:1:1: Job has no spec.template.spec"),

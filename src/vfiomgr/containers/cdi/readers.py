@@ -306,6 +306,25 @@ def _without_mig(facts: Readers) -> Iterator[CdiFinding]:
         )
 
 
+def _without_uvm(facts: Readers) -> Iterator[CdiFinding]:
+    """CUDA opens /dev/nvidia-uvm, which exists only after the module nvidia-uvm was loaded."""
+    for path, nodes in facts.files:
+        if any(map(_GPU_NODE.fullmatch, nodes)) and _CONTROL in nodes and _UVM not in nodes:
+            yield _finding(
+                "uvm-missing",
+                path,
+                "",
+                f"{path} has GPUs, but not {_UVM}, which CUDA opens: the module nvidia-uvm was not "
+                "loaded when it was generated",
+                "load it, also at boot (nvidia-modprobe -u -c=0; nvidia-uvm in "
+                f"/etc/modules-load.d), and generate it again: nvidia-ctk cdi generate "
+                f"--output={path}",
+            )
+
+
+_CONTROL, _UVM = "/dev/nvidiactl", "/dev/nvidia-uvm"
+
+
 def _not_refreshed(facts: Readers) -> Iterator[CdiFinding]:
     """A unit that ran before the driver was loaded (nvidia-container-toolkit 1.18 and later)."""
     if not facts.is_refreshed or any(any(map(_GPU_NODE.fullmatch, n)) for _, n in facts.files):
@@ -346,6 +365,7 @@ READER_RULES: RuleSet[Readers] = register(
             rule(_containerd_off, "reader-not-enabled"),
             rule(_not_for_users, "reader-permissions"),
             rule(_without_mig, "mig-missing"),
+            rule(_without_uvm, "uvm-missing"),
             rule(_not_refreshed, "refresh-missing"),
         ),
         unknown=(_unknown_versions,),

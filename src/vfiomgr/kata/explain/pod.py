@@ -240,6 +240,22 @@ def read_objects(text: str, source: str, *, needs_pod: bool = True) -> Objects:
     return objects
 
 
+def _without_kind(document: Located) -> tuple[str, str]:
+    """What is wrong with an object without a kind, which may be a file of Docker Compose."""
+    data = document.value
+    services = data.get("services") if isinstance(data, dict) else None
+    if not isinstance(services, dict):
+        return "the object has no kind", "add kind: Pod"
+    texts = map(str, services.values())
+    has_gpus = any("capabilities" in text or "gpus" in text for text in texts)
+    what = "a Compose file, not an object of Kubernetes"
+    remedy = (
+        "a service gets GPUs by deploy.resources.reservations.devices (driver: nvidia, count: all, "
+        "capabilities: [gpu]); check the CDI specifications with: vfiomgr check cdi"
+    )
+    return what if has_gpus else f"{what}; no service of it reserves a GPU", remedy
+
+
 def no_pod(objects: Objects, source: str) -> InvalidDocument:
     """The error about a file without pods."""
     kinds = ["RuntimeClass"] if objects.runtime_classes else []
@@ -265,7 +281,7 @@ class _Reader(Struct):
                 document.place, (), "not an object", "add apiVersion, kind and the other keys"
             )
         elif not kind:
-            self._add(document.place, (), "the object has no kind", "add kind: Pod")
+            self._add(document.place, (), *_without_kind(document))
         elif kind == "List":
             for item in self._items(document, ("items",)):
                 self.take(item)
