@@ -179,6 +179,7 @@ def test_a_host_makes_vgpus_and_is_as_before() -> None:
 @pytest.mark.topology("workstation")
 def test_a_pod_of_a_kata_node_gets_the_gpu_that_it_requests(topology: Topology) -> None:
     gpu = topology.addresses["gpu"]
+    subprocess.run(["modprobe", "kvm_amd"], check=True)  # as each host of Kata has it
     _install_kata()
     Path("/etc/containerd").mkdir(exist_ok=True)
     Path("/etc/containerd/config.toml").write_text("version = 2\n")
