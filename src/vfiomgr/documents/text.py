@@ -10,7 +10,7 @@ import math
 import os
 import stat
 import sys
-from errno import EINVAL, EISDIR
+from errno import EBADF, EINVAL, EISDIR
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec import field
@@ -331,6 +331,8 @@ def bytes_of(path: str, what: str, most: int = MOST_BYTES) -> bytes:
         InvalidDocument: it has more than `most` bytes.
 
     """
+    if path == STANDARD_INPUT and sys.stdin is None:  # closed by the caller
+        raise OSError(EBADF, os.strerror(EBADF))
     if path == STANDARD_INPUT:
         data = sys.stdin.buffer.read(most + 1)
     else:

@@ -46,6 +46,8 @@ class KnownMessage(Value):
     remedy: str
     see: tuple[str, ...] = ()
     """The rules of `check`, `check cdi` and `check kata` that find its causes on a host."""
+    leads_to_others: bool = False
+    """Whether another program's message, with the cause, comes with it."""
     severity: Literal["warning", "info", "ok"] = "warning"
     """Of a finding about it in a log; `ok` is harmless and causes none."""
 
@@ -99,9 +101,14 @@ def _message(name: str, program: str, row: dict[str, Any]) -> KnownMessage:
 
 
 def explanations(text: str) -> tuple[KnownMessage, ...]:
-    """The known messages that a text has; line breaks and spaces of a copy do not matter."""
-    words = " ".join(text.split())
-    return tuple(message for message in known_messages() if message.matches(words))
+    """The known messages that a text has; line breaks and spaces of a copy do not matter.
+
+    Quotes that a log has escaped count as quotes. One that only leads to others is left out where
+    these are known.
+    """
+    words = " ".join(text.replace('\\"', '"').split())
+    found = tuple(message for message in known_messages() if message.matches(words))
+    return tuple(message for message in found if not message.leads_to_others) or found
 
 
 _WORD = re.compile(r"[A-Za-z_]{3,}")
@@ -114,13 +121,13 @@ _LEAST_SHARE = 0.5
 def similar(text: str, most: int = 2) -> tuple[KnownMessage, ...]:
     """The known messages that share most rare words with a text that is none of them.
 
-    At least three rare words, and half of those of the text, must be the same.
+    Three rare words, or all where the text has fewer, and half of them must be the same.
     """
     messages = [(_words(each), each) for each in known_messages()]
     numbers = Counter(word for words, _ in messages for word in words)
     wanted = {word for word in _words_of(text) if numbers[word] <= _RARE}
     shares = [(len(wanted & words), each) for words, each in messages]
-    least = max(_FEWEST_COMMON, _LEAST_SHARE * len(wanted))
+    least = max(1, min(_FEWEST_COMMON, len(wanted)), _LEAST_SHARE * len(wanted))
     near = sorted((pair for pair in shares if pair[0] >= least), key=lambda pair: -pair[0])
     return tuple(message for _, message in near[:most])
 

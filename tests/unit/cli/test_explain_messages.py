@@ -82,7 +82,7 @@ def test_similar_messages_are_offered_as_such(run: Run) -> None:
 
 
 def test_a_message_and_a_log_together_are_an_error(run: Run) -> None:
-    done = run("explain", "x y", "--log", "-")
+    done = run("explain", "x", "y", "--log", "-")
     assert (done.status, "contradict" in done.stderr) == (2, True)
 
 
@@ -114,3 +114,33 @@ def test_where_a_check_finds_the_cause_its_remedy_replaces_the_general_one(
     document = json.loads(run("--root", off.root, "check", "--format", "json").stdout)
     (one,) = (each for each in document["items"] if each["id"] == "kernel-log")
     assert (one["why"], one["remedy"]) == ("see the finding of rule iommu", "")
+
+
+def test_a_message_without_quotes_is_read_as_one(run: Run) -> None:
+    done = run("explain", "group", "14", "is", "not", "viable")
+    assert (done.status, "unviable-group (message of QEMU)" in done.stdout) == (0, True)
+
+
+def test_what_only_leads_to_the_cause_is_left_out_where_it_is_known(run: Run) -> None:
+    text = "process exited while connecting to monitor: vfio 0000:01:00.0: group 1 is not viable"
+    done = run("explain", "--format", "json", text)
+    assert [item["name"] for item in json.loads(done.stdout)["items"]] == ["unviable-group"]
+    done = run("explain", "process exited while connecting to monitor")
+    assert "qemu-ended (message of libvirt)" in done.stdout
+
+
+def test_an_unknown_message_is_an_empty_document(run: Run) -> None:
+    done = run("explain", "--format", "json", "the flux capacitor melted")
+    assert (done.status, json.loads(done.stdout)["items"]) == (1, [])
+
+
+def test_a_file_is_not_taken_for_a_rule(run: Run) -> None:
+    done = run("explain", "/var/log/syslog")
+    assert (done.status, "vfiomgr explain --log /var/log/syslog" in done.stderr) == (2, True)
+
+
+def test_nothing_is_said_of_rules_whose_facts_are_unknown(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    text = "Device is ineligible for IOMMU domain attach due to platform RMRR requirement"
+    done = run("--root", str(tmp_path), "explain", text)
+    assert "no finding of vfiomgr check" not in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -86,7 +87,7 @@ def _complete_rule(
 
 
 @click.command("explain")
-@click.argument("name", metavar="[RULE|MESSAGE]", required=False, shell_complete=_complete_rule)
+@click.argument("words", nargs=-1, metavar="[RULE|MESSAGE]", shell_complete=_complete_rule)
 @click.option(
     "--log",
     metavar="FILE",
@@ -96,14 +97,16 @@ def _complete_rule(
 @session_options(*READING)
 @pass_session
 @click.pass_context
-def explain(context: click.Context, session: Session, *, name: str | None, log: str | None) -> None:
+def explain(
+    context: click.Context, session: Session, *, words: tuple[str, ...], log: str | None
+) -> None:
     """Explain a rule or an error message, or list all of them.
 
     RULE is the name of a rule in a finding or a refusal, or a part of it: if several rules match,
     they are listed. MESSAGE is text that the kernel, QEMU, libvirt, Kata, a container runtime or
     the kubelet printed, or the telling part of it. Its causes are looked up on this host.
 
-    Exit status: 1 if no message is known; otherwise 0.
+    Exit status: 1 if no message is known; 2 if no rule has the name; otherwise 0.
 
     \b
     Examples:
@@ -113,31 +116,45 @@ def explain(context: click.Context, session: Session, *, name: str | None, log: 
       vfiomgr explain "group 14 is not viable"
       vfiomgr explain --log /var/log/libvirt/qemu/win11.log
     """
+    name = " ".join(words)
     if log is not None:
-        if name is not None:
-            forbid_together("MESSAGE", "--log", "both are texts to explain")
+        if name:
+            forbid_together("RULE or MESSAGE", "--log", "both are texts to explain")
         context.exit(_explain_log(session, log))
-    entries, wanted = _entries(), (name or "").lower()
+    entries, wanted = _entries(), name.lower()
     exact = [entry for entry in entries if entry.name == wanted]
     messages = explanations(name) if name and not exact else ()
     found = exact or [entry for entry in entries if wanted in entry.name]
     if messages:
-        _print(session, [_Explained(known, str(name)) for known in messages])
+        _print(session, [_Explained(known, name) for known in messages])
     elif found:
         _print_entries(session, found)
     elif " " in wanted.strip():
-        near_messages = similar(wanted)
-        if near_messages and session.format == "table":
-            note("no known message; similar ones, which may have another cause:")
-            for known in near_messages:
-                _say(_Explained(known, known.examples[0]), is_checked=False)
-        note("no known message; check the host itself: vfiomgr check")
-        context.exit(_UNKNOWN)
+        context.exit(_offer_similar(session, wanted))
     else:
         near = difflib.get_close_matches(wanted, [entry.name for entry in entries])
         guess = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
         message = f"no such rule: {name}"
+        if "/" in wanted:
+            guess = f"explain the messages of a log: vfiomgr explain --log {quote(name)}; "
         raise UsageError(message, f"{guess}list all rules: vfiomgr explain")
+
+
+def _offer_similar(session: Session, wanted: str) -> int:
+    """Print the known messages that are similar to an unknown one, named as such."""
+    near = similar(wanted)
+    if session.format != "table":
+        print_document("ExplanationList", {"items": [], "not_checked": []}, session.format)
+    elif near:
+        note("no known message; similar ones, which may have another cause:")
+        for known in near:
+            say(f"{known.name} (message of {known.program})")
+            for label, text in (("example", known.examples[0]), ("meaning", known.meaning)):
+                say(*labelled(label, text))
+            say(*labelled("remedy", known.remedy))
+    if not near:
+        note("no known message; check the host itself: vfiomgr check")
+    return _UNKNOWN
 
 
 def _print_entries(session: Session, found: Sequence[RuleText]) -> None:
@@ -168,6 +185,7 @@ def _explain_log(session: Session, log: str) -> int:
 def _print(session: Session, seen: list[_Explained]) -> None:
     """Print messages with their causes on the host, as far as it can be read."""
     unread: list[str] = []
+    is_read = False
     judged = {name for rule in library.RULES.rules for name in rule.names}
     try:
         host = session.scan(with_readiness=True)
@@ -175,14 +193,16 @@ def _print(session: Session, seen: list[_Explained]) -> None:
         unread.append(error.message)
     else:
         rules = {name for each in seen for name in each.known.see} - judged
-        found = [*library.check(host).findings, *_other_findings(session, rules, unread)]
+        report = library.check(host)
+        is_read = not report.unknown and not report.not_checked
+        found = [*report.findings, *_other_findings(session, rules, unread)]
         seen = [_on_host(each, host, found) for each in seen]
     if session.format != "table":
         body = {"items": list(map(_document, seen)), "not_checked": unread}
         print_document("ExplanationList", body, session.format)
         return
     for each in seen:
-        _say(each, is_checked=not unread and judged.issuperset(each.known.see))
+        _say(each, is_checked=is_read and not unread and judged.issuperset(each.known.see))
     for reason in unread:
         note(f"causes on this host were not checked: {reason}")
 
@@ -256,4 +276,4 @@ def _say(seen: _Explained, *, is_checked: bool) -> None:
             say(*labelled("remedy", found.remedy))
     if is_checked and seen.known.see and not seen.found:
         rules = ", ".join(seen.known.see)
-        say(*labelled("found", f"nothing by these rules of vfiomgr check: {rules}"))
+        say(*labelled("found", f"no finding of vfiomgr check by these rules: {rules}"))
