@@ -611,12 +611,12 @@ def not_probed(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 
 def gone_modules(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report modules of VFIO that are loaded by name and that this kernel does not have."""
-    for module in facts.modules:
+    for module in map(facts.module, ("vfio_mdev", "vfio_virqfd")):
         places = dict.fromkeys(one.source for one in facts.settings(LOAD, module.name))
         if module.state == "missing" and places:
             yield finding(
                 "module-gone",
-                "warning",
+                "info" if all("/etc/modules" in place for place in places) else "warning",
                 f"this kernel does not have {module.name}, which is loaded by name",
                 (
                     *map(str, facts.settings(LOAD, module.name)),

@@ -92,9 +92,9 @@ def read_distribution(tree: HostTree) -> Distribution | None:
 
 _OPTIONS_OF = {
     "/etc/default/grub": expression(
-        r"""^\s*GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(["']?)(.*)\1\s*$""", re.MULTILINE
+        r"""^[ \t]*GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(["']?)(.*)\1[ \t]*$""", re.MULTILINE
     ),
-    "/boot/syslinux/syslinux.cfg": expression(r"^\s*(?i:append)(\s+)(.*)$", re.MULTILINE),
+    "/boot/syslinux/syslinux.cfg": expression(r"^[ \t]*(?i:append)([ \t]+)(.*)$", re.MULTILINE),
 }
 
 
@@ -102,9 +102,14 @@ def _boot_files(tree: HostTree) -> dict[str, str]:
     """The options in files of GRUB, and of syslinux for its first entry."""
     found: dict[str, str] = {}
     for file, pattern in _OPTIONS_OF.items():
-        options = [match[2] for match in pattern.finditer(text_of(tree, file) or "")]
-        if options:
-            found[file] = options[0] if "syslinux" in file else " ".join(options)
+        matches = list(pattern.finditer(text_of(tree, file) or ""))
+        if not matches:
+            continue
+        if "syslinux" in file:
+            found[file] = matches[0][2]
+        else:  # a shell reads it: the last assignment of a variable counts
+            last = {match[0].partition("=")[0].strip(): match[2] for match in matches}
+            found[file] = " ".join(last.values())
     return found
 
 
@@ -432,9 +437,17 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         boot_files=_boot_files(tree),
         xen_command_line=_xen_command_line(tree),
         hardening=tuple(_hardening(tree)),
-        has_kvm=any(exists(tree, place) for place in _KVM) or (False if has_dev else None),
+        has_kvm=_has_kvm(tree, has_dev=has_dev),
         kernel_log=read_kernel_log(tree),
     )
+
+
+def _has_kvm(tree: HostTree, *, has_dev: bool) -> bool | None:
+    """Whether the kernel offers KVM; None for a recording that may lack it."""
+    if any(exists(tree, place) for place in _KVM):
+        return True
+    is_whole = tree.runs_programs or tree.is_live or exists(tree, "/sys/class/misc")
+    return False if has_dev and is_whole else None
 
 
 def has_node(tree: HostTree, path: HostPath) -> bool:

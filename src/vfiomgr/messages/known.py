@@ -28,6 +28,10 @@ _STAMP = re.compile(r"^\[ *(\d+)\.\d+\] ?")
 """The seconds since boot before a line of dmesg."""
 _LONGEST = 300
 """Characters of a message that are kept."""
+_MOST_SEARCHED = 1000
+"""Characters of a line of a log that are searched: some patterns are not linear in its length."""
+_MOST_PASTED = 4000
+"""Characters of a text that a person pastes that are searched."""
 _compiled = cache(re.compile)
 """The cache of `re` itself has 512 places, fewer than the tables have patterns."""
 
@@ -106,7 +110,7 @@ def explanations(text: str) -> tuple[KnownMessage, ...]:
     Quotes that a log has escaped count as quotes. One that only leads to others is left out where
     these are known.
     """
-    words = " ".join(text.replace('\\"', '"').split())
+    words = " ".join(text[:_MOST_PASTED].replace('\\"', '"').split())
     found = tuple(message for message in known_messages() if message.matches(words))
     return tuple(message for message in found if not message.leads_to_others) or found
 
@@ -169,6 +173,7 @@ def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessag
     entire text, because `re` finds those that begin with literal characters fast.
     """
     wanted = frozenset(programs)
+    text = "\n".join(line[:_MOST_SEARCHED] for line in text.split("\n"))
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     found: dict[tuple[str, str], LoggedMessage] = {}
     for message in known_messages():

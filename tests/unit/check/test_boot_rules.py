@@ -176,7 +176,7 @@ def gone(state: ModuleState | None) -> str | None:
 
 
 def test_a_module_that_is_named_and_gone_is_found() -> None:
-    assert gone("missing") == "warning"
+    assert gone("missing") == "info"
     assert {gone("available"), gone("loaded"), gone(None)} == {None}
 
 
@@ -393,7 +393,8 @@ def test_kvm_that_is_there_or_unknown_is_not_missed(
 
 def test_kvm_is_seen_from_a_container_too(tmp_path: Path) -> None:
     assert read(tmp_path / "a").has_kvm is None
-    assert read(tmp_path / "b", "dev/null:").has_kvm is False
+    assert read(tmp_path / "b", "dev/null:").has_kvm is None
+    assert read(tmp_path / "d", "dev/null:\nsys/class/misc/fuse/dev: 10:229").has_kvm is False
     assert read(tmp_path / "c", "dev/null:\nsys/class/misc/kvm/dev: 10:232").has_kvm is True
 
 

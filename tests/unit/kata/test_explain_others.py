@@ -333,7 +333,7 @@ OPTIONS = TABLE + ".runtimes.{}.options]\nSystemdCgroup = {}\n"
     ("entries", "kubelet", "is_found"),
     [
         (NVIDIA + RUNC + OPTIONS.format("runc", "true"), "", True),
-        (NVIDIA + OPTIONS.format("nvidia", "false"), "cgroupDriver: systemd\n", True),
+        (NVIDIA + OPTIONS.format("nvidia", "false"), "cgroupDriver: systemd\n", False),
         (NVIDIA + OPTIONS.format("nvidia", "true"), "cgroupDriver: systemd\n", False),
         (NVIDIA + RUNC + OPTIONS.format("runc", "false"), "cgroupDriver: systemd\n", False),
         (NVIDIA + RUNC, "cgroupDriver: cgroupfs\n", False),

@@ -147,3 +147,23 @@ def test_the_group_of_a_message() -> None:
     assert first_group("vfio: error opening /dev/vfio/14: Permission denied") == 14
     assert first_group("group 7 is not viable") == 7
     assert first_group("groups of users") is None
+
+
+def test_only_the_beginning_of_a_long_line_is_searched() -> None:
+    line = "vfio-pci 0000:01:00.0: not ready 1023ms after FLR; waiting"
+    late = f"{'x' * 2000} {line}\n{line}\n"
+    assert [each.line for each in find_messages(late)] == [2]
+    assert explanations("GPU a is bound to " * 100_000) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("x: Refused to change power state from D0 to D3hot", []),
+        ("x: Refused to change power state, currently in D3", ["power-state"]),
+        ("Memory cgroup out of memory: Killed process 1 (qemu-system-x86)", []),
+        ("Out of memory: Killed process 1 (qemu-system-x86)", ["guest-killed"]),
+    ],
+)
+def test_what_is_only_similar_is_not_taken_for_a_message(line: str, names: list[str]) -> None:
+    assert [each.name for each in find_messages(line, (KERNEL,))] == names

@@ -74,7 +74,7 @@ _TAKES_HANDLERS = Version(0, 4)
 _RUNTIME_FLAG = expression(r"--container-runtime(-endpoint)?[=\s][\"']?([^\s\"'\\]+)")
 _K3S_FLAG = expression(r"\s[\"']?--docker\b(?!=false|-)")
 _DEFAULT_FLAG = expression(r"--default-runtime[=\s][\"']?([^\s\"'\\]+)")
-_COMMENT = expression(r"(?m)^\s*[#;].*$")
+_COMMENT = expression(r"(?m)^[ \t]*[#;].*$")
 _SERVICES = {"containerd": ("containerd", "k3s", "rke2-server", "rke2-agent"), "crio": ("crio",)}
 _SHIM_DIRECTORIES = tuple(
     HostPath(directory)

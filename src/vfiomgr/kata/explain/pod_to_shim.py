@@ -532,7 +532,7 @@ def _cgroups(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     driver = "" if context.kubelet is None else context.kubelet.cgroup_driver
     is_runc = entry is not None and entry.shim.startswith("containerd-shim-runc-")
     told = None if runc is None else runc.systemd_cgroup
-    if told is None and (facts.version or _NONE) < _CONTAINERD_2:
+    if told is None and facts.version is not None and facts.version < _CONTAINERD_2:
         told = driver == "systemd" or None  # containerd 2 tells the kubelet its own driver
     if entry is None or not is_runc or entry.name == "runc" or not told or entry.systemd_cgroup:
         return

@@ -199,7 +199,7 @@ def _is_same_pod(context: PodContext, pod: str) -> bool:
     return namespace == spec.namespace and is_named_so
 
 
-_PLUGIN = "k8s-device-plugin"
+_PLUGIN = "nvidia/k8s-device-plugin"
 _NO_REQUEST = "the pod requests no device, neither by a resource nor by a CDI annotation"
 _GATE_OPEN = Version(1, 34)
 _LOSES_DRIVERS, _KEEPS_DRIVERS = Version(1, 34), Version(1, 34, 2)

@@ -61,11 +61,14 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
     """Read the hooks, which of these ROM files AppArmor denies, and the logs of these domains."""
     calls, stopped, devices = list[str](), list[str](), list[tuple[PciAddress, str]]()
     for path in _scripts(tree):
+        if path.rpartition("/")[2].startswith("README"):
+            continue
         text = text_of(tree, path) or ""
         is_of_guests = path == f"{_HOOKS}/qemu" or path.startswith(f"{_HOOKS}/qemu.d/")
         status = tree.status(HostPath(path))
         if is_of_guests and text.startswith("#!") and status and not status.st_mode & 0o111:
             stopped.append(f"{path}: mode {stat.S_IMODE(status.st_mode):04o}")
+            continue  # libvirt skips it
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
             if not line or line.startswith(("#", "echo ")):
                 continue
@@ -127,8 +130,13 @@ _PROFILES = "/etc/apparmor.d"
 _QEMU = "abstractions/libvirt-qemu"
 _INCLUDE = expression(r"^[ \t]*#?include (?:if exists )?<([^>\n]+)>", re.MULTILINE)
 _RULE = expression(
-    r'^[ \t]*(?:(?:audit|allow|owner|file) )*"?([/@][^"\s]*)"?[ \t]+(\w+)', re.MULTILINE
+    r'^[ \t]*(?:(?:audit|allow|owner|file) )*(?:"([/@][^"\n]*)"|([/@][^"\s]*))[ \t]+(\w+)',
+    re.MULTILINE,
 )
+_BACKWARDS = expression(
+    r'^[ \t]*(?:(?:audit|allow|owner|file) )*([rwkmalix]+)[ \t]+"?([/@][^"\n,]*)', re.MULTILINE
+)
+"""A rule with the permissions first."""
 _PART = expression(r"\*\*|\*|\?|@\{\w+\}|\[[^]]*\]|[{},]|.")
 _PATTERNS = {"**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
 _FREE = "/usr/share/vgabios"
@@ -153,22 +161,34 @@ def _readable(tree: HostTree) -> re.Pattern[str] | None:
         or line.replace(" ", "") == "security_default_confined=0"
         for line in settings
     )
-    text = "\n".join(_included(tree, _QEMU, set()))
-    if not is_enforced or is_other or not text:
+    texts = list(_included(tree, (_QEMU, _TEMPLATE)))
+    text = "\n".join(texts)
+    if not is_enforced or is_other or not texts[0] or len(texts) >= _MOST_INCLUDED:
         return None
-    globs = [path for path, permissions in _RULE.findall(text) if "r" in permissions]
-    return re.compile("|".join(map(_pattern, globs)))
+    globs = [quoted or path for quoted, path, may in _RULE.findall(text) if "r" in may]
+    globs += [path for may, path in _BACKWARDS.findall(text) if "r" in may]
+    try:
+        return re.compile("|".join(map(_pattern, globs)))
+    except re.error:  # a glob that AppArmor would not accept either
+        return None
 
 
-def _included(tree: HostTree, name: str, seen: set[str]) -> Iterator[str]:
-    """The texts of a file below apparmor.d, or of those in a directory, with what they include."""
-    seen.add(name)
-    names = tree.children(HostPath(f"{_PROFILES}/{name}"))
-    text = "" if names else text_of(tree, f"{_PROFILES}/{name}") or ""
-    yield text
-    for each in (*(f"{name}/{one}" for one in names), *_INCLUDE.findall(text)):
-        if each not in seen:
-            yield from _included(tree, each, seen)
+_TEMPLATE = "libvirt/TEMPLATE.qemu"
+_MOST_INCLUDED = 200
+
+
+def _included(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
+    """The texts of files below apparmor.d, or of those in a directory, with what they include."""
+    waiting, seen = list(names), set[str]()
+    while waiting and len(seen) < _MOST_INCLUDED:
+        name = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        inside = tree.children(HostPath(f"{_PROFILES}/{name}"))
+        text = "" if inside else text_of(tree, f"{_PROFILES}/{name}") or ""
+        yield text
+        waiting += [*(f"{name}/{one}" for one in inside), *_INCLUDE.findall(text)]
 
 
 def _pattern(glob: str) -> str:
@@ -289,8 +309,8 @@ def hooks_not_run(context: PreflightContext) -> Iterator[Diagnostic]:
             "a hook of libvirt is not executable",
             scripts,
             "libvirt skips it without an error",
-            f"chmod 755 {' '.join(text.rpartition(':')[0] for text in scripts)}; then restart "
-            "libvirtd or virtqemud, which look for hooks when they start",
+            f"chmod 755 {' '.join(shlex.quote(one.rpartition(':')[0]) for one in scripts)}; then "
+            "restart libvirtd or virtqemud, which look for hooks when they start",
         )
 
 
