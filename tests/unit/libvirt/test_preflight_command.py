@@ -107,6 +107,9 @@ def test_hooks_that_run_virsh_are_found(run: Run, kernel: FakeKernel, directory:
     script.write_text("#!/bin/sh\n# virsh list\necho virsh list\nvirsh list &\nmodprobe vfio-pci\n")
     assert "hook-runs-virsh" not in run("check", "domain", "win.xml").stdout
     script.write_text("#!/bin/sh\nsleep 1; /usr/bin/virsh nodedev-detach pci_0000_01_00_0\n")
+    script.chmod(0o644)
+    assert "hook-runs-virsh" not in run("check", "domain", "win.xml").stdout, "libvirt skips it"
+    script.chmod(0o755)
     told = run("check", "domain", "win.xml").stdout
     assert "/qemu.d/win/prepare/begin/start.sh:2: sleep 1; /usr/bin/virsh nodedev-detach" in told
     assert "rule      hook-runs-virsh" in told
