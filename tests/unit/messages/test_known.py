@@ -152,7 +152,7 @@ def test_the_group_of_a_message() -> None:
 def test_only_the_beginning_of_a_long_line_is_searched() -> None:
     line = "vfio-pci 0000:01:00.0: not ready 1023ms after FLR; waiting"
     late = f"{'x' * 2000} {line}\n{line}\n"
-    assert [each.line for each in find_messages(late)] == [2]
+    assert [(each.line, each.count) for each in find_messages(late)] == [(2, 1)]
     assert explanations("GPU a is bound to " * 100_000) == ()
 
 
