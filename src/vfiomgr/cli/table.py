@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.value import Value
@@ -17,8 +18,9 @@ _LEAST = 13
 """Of wrapped columns: an address with a comma is not broken."""
 _INDENT = 4
 """Of the columns below a row, where there is no room for them right of the first column."""
-_GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))
+_READABLE: tuple[tuple[Manner, int], ...] = (("cut", 24), ("wrap", 24))
 """Which columns become narrower where a table does not fit, and down to which width."""
+_GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))
 _AT_MOST: tuple[tuple[Manner, int], ...] = (*_GENTLY, ("cut", 8), ("wrap", _LEAST))
 _NOTHING = ("", "-")
 _TYPICAL = 0.8
@@ -85,9 +87,13 @@ def _form(
     ellipsis: str,
 ) -> _Form:
     """As many columns beside each other as fit; the others below their rows."""
-    if width is None or _total(_narrowed(columns, natural, width, _GENTLY)) <= width:
-        widths = natural if width is None else _narrowed(columns, natural, width, _GENTLY)
-        return _Form(columns, widths, (), (), ellipsis)
+    if width is None:
+        return _Form(columns, natural, (), (), ellipsis)
+    typical = _typical_widths(columns, rows, natural)
+    for wanted, steps in ((natural, _READABLE), (typical, _READABLE), (natural, _GENTLY)):
+        widths = _narrowed(columns, wanted, width, steps)
+        if _total(widths) <= width and _ends(columns, widths, natural) <= width:
+            return _Form(columns, widths, (), (), ellipsis)
     count = max(1, len(columns) - (columns[-1].manner == "wrap"))
     widths = _fitted(columns[:count], rows, natural[:count], width)
     while _total(widths) > width and count > 1:
@@ -158,16 +164,29 @@ def _fitted(
     widths = _narrowed(columns, natural, width, _AT_MOST)
     if _total(widths) <= width:
         return widths
-    typical = [
+    other = _narrowed(columns, _typical_widths(columns, rows, natural), width, _AT_MOST)
+    return other if _total(other) <= width else widths
+
+
+def _typical_widths(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], natural: Sequence[int]
+) -> list[int]:
+    """The widths of columns without the outliers of fixed ones."""
+    return [
         _typical(column, [row[place] for row in rows], natural[place])
         for place, column in enumerate(columns)
     ]
-    other = _narrowed(columns, typical, width, _AT_MOST)
-    return other if _total(other) <= width else widths
 
 
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _ends(columns: Sequence[Column], widths: Sequence[int], natural: Sequence[int]) -> int:
+    """Where the longest cell of a fixed column ends, wherever its column begins."""
+    starts = [0, *accumulate(each + _GAP for each in widths)]
+    fixed = [place for place, column in enumerate(columns) if column.manner == "whole"]
+    return max((starts[place] + natural[place] for place in fixed), default=0)
 
 
 def _narrowed(

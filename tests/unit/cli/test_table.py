@@ -108,6 +108,23 @@ def test_a_uuid_among_addresses_has_a_line_of_its_own() -> None:
     assert lines_of(columns, rows).body[5] == f"2      {uuid}  vGPU nvidia-754  nvidia-vgpu-vfio"
 
 
+def test_a_uuid_does_not_cut_the_names_of_other_groups_at_a_hundred_columns() -> None:
+    name = "Intel 82599ES 10-Gigabit SFI/SFP+"
+    rows = [(str(n), "yes", "no", f"0000:0{n}:00.0", name, "ixgbe", "yes") for n in range(5)]
+    uuid = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+    rows.append(("5", "yes", "yes", uuid, "vGPU A2-4Q of 0000:08:00.0", "nvidia-vgpu-vfio", "-"))
+    headings = ("GROUP", "ISOLATED", "BOUND", "ADDRESS", "NAME", "DRIVER", "BLOCKS")
+    columns = [cut(each) if each == "NAME" else Column(each) for each in headings]
+    assert lines_of(columns, rows, width=100).body == (
+        *(
+            f"{n}      yes       no     0000:0{n}:00.0  {name}  ixgbe             yes"
+            for n in range(5)
+        ),
+        f"5      yes       yes    {uuid}",
+        f"{'':38}vGPU A2-4Q of 0000:08:00.0         nvidia-vgpu-vfio  -",
+    )
+
+
 def test_wide_characters_take_two_columns() -> None:
     rows = [("a", "图形处理器图形处理器图形处理器", "x"), ("b", "GPU", "y")]
     columns = (Column("A"), cut("NAME"), Column("B"))
