@@ -23,7 +23,14 @@ from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
 from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, vgpus
-from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
+from vfiomgr.layout.model import (
+    HostRule,
+    OnDemandRule,
+    PassthroughRule,
+    SriovRule,
+    VgpuRule,
+    WholeRule,
+)
 from vfiomgr.layout.parts import (
     Change,
     Difference,
@@ -119,13 +126,13 @@ def passed_through(host: HostSnapshot, claims: Iterable[RuleMatch]) -> frozenset
 def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
     """Functions passed through with a rule's devices: the rest of their slots and groups."""
     rule = claim.rule
-    if not isinstance(rule, PassthroughRule):
+    if not isinstance(rule, WholeRule):
         return
     whole = claim.devices
-    if not rule.only:
+    if isinstance(rule, OnDemandRule) or not rule.only:
         whole = tuple(other for device in claim.devices for other in host.slot(device))
         yield from whole
-    if rule.with_group:
+    if isinstance(rule, PassthroughRule) and rule.with_group:
         for number in dict.fromkeys(device.iommu_group for device in whole):
             members = host.group_members(number)
             yield from (d for d in members if goes_along(d))
@@ -153,7 +160,7 @@ def group_conflicts(
 def _requests(host: HostSnapshot, claims: Iterable[RuleMatch], held: Holders) -> Iterator[_Request]:
     for claim in claims:
         rule = claim.rule
-        if isinstance(rule, PassthroughRule):
+        if isinstance(rule, WholeRule):
             gone = dict.fromkeys((*claim.devices, *_along(host, claim)))
             own = (device for device in gone if held[device.address] is claim)
             yield from (_Request(claim, device, is_for_guests=True) for device in own)
@@ -534,6 +541,8 @@ def _parts(case: RuleContext) -> Iterator[Change]:
         case HostRule():
             for batch in moving_together(case.claim.devices):
                 yield functions.to_host(case, batch)
+        case OnDemandRule():
+            return  # they are on either driver, as claims need them
         case SriovRule() as rule:
             for device in case.claim.devices:
                 yield from functions.parts(case, rule, device)

@@ -17,6 +17,7 @@ from vfiomgr.layout.model import (
     HostRule,
     Layout,
     LayoutFile,
+    OnDemandRule,
     PassthroughRule,
     Selector,
     SriovRule,
@@ -212,11 +213,12 @@ def _all(values: Iterable[str], test: Callable[[str], bool]) -> bool:
 RULES: dict[str, type[BaseModel]] = {
     "host": HostRule,
     "passthrough": PassthroughRule,
+    "on-demand": OnDemandRule,
     "sriov": SriovRule,
     "vgpu": VgpuRule,
 }
 """The kinds of rules by their state."""
-_STATES = "host, passthrough, sriov or vgpu"
+_STATES = "host, passthrough, on-demand, sriov or vgpu"
 _NUMBER = "use a whole number"
 _TRUTH = "use true or false"
 _ADDRESS = "use PCI addresses of the form domain:bus:device.function, e.g. 0000:41:00.0"

@@ -331,6 +331,16 @@ class PassthroughRule(_OfferedRule):
     """Include foreign members of the IOMMU groups."""
 
 
+class OnDemandRule(_Rule):
+    """Undivided devices of the host that ResourceClaims bind for a guest, and return."""
+
+    state: Literal["on-demand"]
+    driver: Text | None = None
+    """A VFIO driver; by default the VFIO variant that fits the device best."""
+    sticky: bool = False
+    """Leave the devices on their VFIO drivers after a claim."""
+
+
 class SriovRule(_OfferedRule):
     """Physical functions with virtual ones."""
 
@@ -431,7 +441,11 @@ class VgpuRule(_OfferedRule):
     """The number of virtual functions; by default all that a GPU supports, or its present ones."""
 
 
-Rule = Annotated[HostRule | PassthroughRule | SriovRule | VgpuRule, Field(discriminator="state")]
+Rule = Annotated[
+    HostRule | PassthroughRule | OnDemandRule | SriovRule | VgpuRule, Field(discriminator="state")
+]
+WholeRule = PassthroughRule | OnDemandRule
+"""Guests get the devices of these rules, each with the other functions of its slot."""
 
 
 class Layout(_Document):
@@ -456,7 +470,7 @@ class Layout(_Document):
     @property
     def gives_to_guests(self) -> bool:
         """Whether only devices that an IOMMU isolates can meet the rule."""
-        return any(isinstance(rule, PassthroughRule | VgpuRule) for rule in self.devices)
+        return any(isinstance(rule, WholeRule | VgpuRule) for rule in self.devices)
 
     @property
     def chooses_resets(self) -> bool:

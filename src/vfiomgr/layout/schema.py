@@ -60,7 +60,7 @@ def layout_schema() -> dict[str, Any]:
         parts[rule]["dependentRequired"] = {"consumer": ["resource"], "reset": ["resource"]}
     parts["Selector"] = _selector(parts["Selector"])
     one = {"enum": [override for override in OVERRIDES if override not in UNKNOWABLE]}
-    for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
+    for rule in ("HostRule", "PassthroughRule", "OnDemandRule", "SriovRule", "VgpuRule"):
         parts[rule]["properties"]["allow"]["anyOf"] = [one, {"type": "array", "items": one}]
     return {
         "$schema": _DIALECT,

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.layout.document import choose_layout, read_layouts
-from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule
+from vfiomgr.layout.model import HostRule, OnDemandRule, PassthroughRule, SriovRule
 from vfiomgr.layout.parts import select
-from vfiomgr.node.model import ResourceRule
+from vfiomgr.node.model import OnDemand, ResourceRule
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _AUTO = "auto"
 
 def resource_rules(host: HostSnapshot, layout: Layout) -> tuple[ResourceRule, ...] | None:
     """The rules that have a resource, with their devices; None if no rule has one."""
-    if not any(not isinstance(rule, HostRule) and rule.resource for rule in layout.devices):
+    if not any(getattr(rule, "resource", None) for rule in layout.devices):
         return None
     return tuple(found for claim in select(host, layout).claims for found in _rule(claim))
 
 
 def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
     rule = claim.rule
-    if isinstance(rule, HostRule) or rule.resource is None:
+    if isinstance(rule, HostRule | OnDemandRule) or rule.resource is None:
         return
     addresses = [device.address for device in claim.devices]
     if isinstance(rule, SriovRule):
@@ -46,6 +46,20 @@ def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
         consumer=rule.consumer,
         resets=rule.reset,
     )
+
+
+def on_demand(host: HostSnapshot, layout: Layout) -> dict[str, OnDemand]:
+    """The devices that claims bind, by address."""
+    found: dict[str, OnDemand] = {}
+    for claim in select(host, layout).claims if _has_on_demand(layout) else ():
+        if isinstance(rule := claim.rule, OnDemandRule):
+            how = OnDemand(rule.driver, rule.sticky, rule.allow)
+            found |= dict.fromkeys((str(device.address) for device in claim.devices), how)
+    return found
+
+
+def _has_on_demand(layout: Layout) -> bool:
+    return any(isinstance(rule, OnDemandRule) for rule in layout.devices)
 
 
 def drift(host: HostSnapshot, layout: Layout) -> dict[str, str]:
@@ -63,6 +77,8 @@ def drift(host: HostSnapshot, layout: Layout) -> dict[str, str]:
 
 def _difference(rule: Rule, device: PciDevice) -> str:
     """Why a device is not on the driver that its rule says; empty if it is."""
+    if isinstance(rule, OnDemandRule):
+        return ""
     named, driver = f"{device}: layout requires", device.driver or "no driver"
     if not isinstance(rule, PassthroughRule):
         return f"{named} its native driver, found {driver}" if device.is_on_vfio else ""

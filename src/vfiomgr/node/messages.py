@@ -18,7 +18,7 @@ from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.errors import HostError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.dra.model import Pool
-from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
+from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit, OnDemand
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -182,22 +182,24 @@ class Report(Value):
 class Order(Value):
     """A change of the host for a claim."""
 
-    verb: Literal["create", "remove", "reset"]
+    verb: Literal["create", "remove", "reset", "bind", "return"]
     owner: str = ""
-    """Who a vGPU is for; the same owner gets the same vGPU again."""
+    """Who a vGPU or a bound device is for; the same owner gets the same again."""
     parent: str = ""
     """The GPU of a new vGPU."""
     type: str = ""
     """The ID of its type."""
     addresses: tuple[PciAddress, ...] = ()
-    """The functions to reset."""
+    """The functions to reset, or the device to bind."""
+    on_demand: OnDemand | None = None
+    """How to bind it."""
 
 
 class Result(Value):
     """What became of an order."""
 
     unit: NodeUnit | None = None
-    """The vGPU that was created."""
+    """The vGPU that was created, or the device that was bound."""
     note: str = ""
     """Why a device was not reset, if nothing is wrong with it."""
     error: str = ""

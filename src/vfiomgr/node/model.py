@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import field
 from msgspec.structs import replace
 
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX
-from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.diagnostic import Diagnostic, Override
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -27,6 +28,17 @@ UnitKind = Literal["function", "mdev", "vendor", "quota"]
 """A function on a VFIO driver, or a vGPU by its family (vgpu.md)."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod has the token of its service account, and the API server's authority."""
+
+
+class OnDemand(Value):
+    """How claims bind devices of the host, and return them: a rule of the node's layout."""
+
+    driver: str | None = None
+    """The VFIO driver; None for the one that fits best."""
+    is_sticky: bool = False
+    """Whether the devices stay on it after a claim."""
+    allow: tuple[Override, ...] = ()
+    """Safety checks that the layout overrides."""
 
 
 class NodeUnit(Value):
@@ -64,6 +76,8 @@ class NodeUnit(Value):
     """Whether a process has one of its nodes open."""
     access: NodeAccess = ROOT_ONLY
     """The owner and mode of its nodes in a container."""
+    on_demand: OnDemand | None = None
+    """How claims bind it, for a device that is on its host driver without a claim."""
 
     @property
     def is_healthy(self) -> bool:
@@ -88,6 +102,8 @@ class Inventory(Value):
     resources: tuple[NodeResource, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
     """Devices that are not offered, and why."""
+    on_demand: tuple[NodeUnit, ...] = ()
+    """Those that only claims get, which bind them."""
 
     def resource(self, name: str) -> NodeResource | None:
         """The resource of this name."""
@@ -95,18 +111,20 @@ class Inventory(Value):
 
     @property
     def units(self) -> Iterator[NodeUnit]:
-        """The units of all resources."""
-        return (unit for resource in self.resources for unit in resource.units)
+        """The units of all resources, and those that claims bind."""
+        return chain(*(resource.units for resource in self.resources), self.on_demand)
 
     def without(self, ids: Container[str]) -> Inventory:
         """The inventory without some units."""
         if all(unit.id not in ids for unit in self.units):
             return self
+        bound = tuple(unit for unit in self.on_demand if unit.id not in ids)
         kept = (
             replace(each, units=tuple(unit for unit in each.units if unit.id not in ids))
             for each in self.resources
         )
-        return replace(self, resources=tuple(each for each in kept if each.units))
+        resources = tuple(each for each in kept if each.units)
+        return replace(self, resources=resources, on_demand=bound)
 
 
 class ResourceRule(Value):
@@ -129,6 +147,8 @@ class NodeSettings(Value):
     resets: bool = False
     rules: tuple[ResourceRule, ...] | None = None
     """If given, only the devices of these rules are offered."""
+    on_demand: dict[str, OnDemand] = field(default_factory=dict)
+    """The devices that claims bind, by their addresses."""
 
 
 class FunctionHealth(Value):

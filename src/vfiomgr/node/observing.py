@@ -24,6 +24,7 @@ from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.users.processes import read_holders_by_name
+from vfiomgr.users.uses import read_host_uses
 from vfiomgr.value import Value
 from vfiomgr.vgpu.reader import with_gpu_modes
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.users.model import DeviceUser
+    from vfiomgr.users.model import DeviceUser, HostUse
     from vfiomgr.vgpu.model import Vgpu
 
 _TOTAL = "TOTAL_ERR_"
@@ -150,6 +151,10 @@ class Observer:
         self._nodes: Counter[str] = Counter()
         """How many of them have each node."""
         self._users: tuple[DeviceUser, ...] | None = None
+        self._on_demand: frozenset[str] = frozenset()
+        """The devices that claims bind, by address; their users on the host matter too."""
+        self._uses: tuple[HostUse, ...] | None = None
+        """The host's own uses, if there are such devices."""
         self._health = HealthFacts()
         self._observed: Observed | None = None
         self._silent: frozenset[PciAddress] = frozenset()
@@ -166,6 +171,14 @@ class Observer:
     def close(self) -> None:
         """End the process that reads attributes."""
         self._kept.close()
+
+    def observe_users_of(self, on_demand: frozenset[str]) -> bool:
+        """Look for users of these devices on host drivers too; returns whether they are new."""
+        is_new, self._on_demand = on_demand != self._on_demand, on_demand
+        if is_new:
+            self._nodes_of.clear()
+            self._nodes.clear()
+        return is_new
 
     def read(self, woken: Collection[PciAddress] = ()) -> Observed:
         """Read everything, and wake suspended functions among these to test whether they answer."""
@@ -293,9 +306,18 @@ class Observer:
                     del self._nodes[node]
         new = holders.keys() - self._nodes_of.keys()
         for number in new:
-            self._nodes_of[number] = seen.guest_nodes(holders[number])
+            self._nodes_of[number] = self._nodes_of_holder(seen, holders[number])
             self._nodes.update(self._nodes_of[number])
         return [holders[number] for number in new]
+
+    def _nodes_of_holder(self, seen: HostSnapshot, holder: PciDevice | Vgpu) -> frozenset[str]:
+        """The nodes whose users matter: those for guests, and on demand those of host drivers."""
+        nodes = seen.guest_nodes(holder)
+        if isinstance(holder, PciDevice) and self._on_demand:
+            slot = (str(each.address) for each in seen.slot(holder))
+            if not self._on_demand.isdisjoint(slot):
+                return nodes | frozenset(holder.nodes)
+        return nodes
 
     def _read_health(
         self, seen: HostSnapshot, addresses: AbstractSet[PciAddress], *, only_fatal: bool = False
@@ -327,7 +349,9 @@ class Observer:
             for device in seen.devices
             if device.address in self._silent and device.runtime_status == _ASLEEP
         )
+        uses = read_host_uses(self._tree) if self._on_demand else None
         is_same = seen is self._seen and users == self._users and silent == self._shown
+        is_same, self._uses = is_same and uses == self._uses, uses
         self._seen, self._users, self._silent, self._shown = seen, users, silent, silent
         if last is None or not is_same or last.health is not self._health:
             devices = seen.devices
@@ -335,6 +359,9 @@ class Observer:
                 devices = tuple(
                     replace(d, is_responsive=False) if d.address in silent else d for d in devices
                 )
-            host = replace(seen, users=replace(seen.users, processes=users), devices=devices)
+            facts = replace(seen.users, processes=users)
+            if self._on_demand:
+                facts = replace(facts, host_uses=uses)
+            host = replace(seen, users=facts, devices=devices)
             self._observed = last = Observed(host, self._health)
         return last

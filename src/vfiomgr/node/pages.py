@@ -268,9 +268,20 @@ class AgentPages:
             notes=offered.notes,
             error=agent.scanning.error,
             is_dra_registered=None if agent.driver is None else agent.driver.is_registered,
-            claims=tuple(ClaimStatus(*each) for each in sorted(agent.claims.items())),
+            claims=tuple(self._claims()),
+            on_demand=tuple(_device_status(unit, "", None) for unit in offered.on_demand),
             pods_unknown=self._why_unknown(),
         )
+
+    def _claims(self) -> Iterator[ClaimStatus]:
+        """The devices of claims, and from which drivers they were bound."""
+        bound = {} if self._agent.driver is None else self._agent.driver.bound
+        for device, claim in sorted(self._agent.claims.items()):
+            made = bound.get(device)
+            if made is None:
+                yield ClaimStatus(device, claim)
+            else:
+                yield ClaimStatus(device, claim, made.driver, made.since, made.returns)
 
     def _why_unknown(self) -> str:
         """Why it is unknown which pods have devices; empty if it is known."""

@@ -30,6 +30,7 @@ from vfiomgr.node.model import (
     ResourceRule,
     UnitKind,
 )
+from vfiomgr.node.on_demand import on_demand_units
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.value import Value
@@ -71,7 +72,9 @@ def inventory(
         UsageError: the prefix or an alias of the settings is invalid.
 
     """
-    found = list(_units(host))
+    context = replace(known, elsewhere=_elsewhere(host, frozenset((*written, CLAIM_KIND))))
+    bound = on_demand_units(host, settings, lambda u: _judged(host, u, context), previous)
+    found = list(_units(host, _functions_of(bound)))
     lost = _lost(previous, found)
     taken = _functions_of(unit for _, unit in lost)
     kept = _held_names(previous, known.held)
@@ -97,16 +100,18 @@ def inventory(
     resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
     left_out = [e for e in found if e.unit.id not in kept and not _is_chosen(settings, e.unit)]
     notes = (
-        *_notes(host, found, left_out, resources),
+        *_notes(host, [*(each.unit for each in found), *bound], left_out, resources),
         *_also_published(host, resources, _elsewhere(host, own)),
     )
-    return Inventory(resources, notes)
+    return Inventory(resources, notes, bound)
 
 
-def _units(host: HostSnapshot) -> Iterator[_Found]:
-    """All units that are ready, by address; mediated devices last."""
+def _units(host: HostSnapshot, others: AbstractSet[PciAddress]) -> Iterator[_Found]:
+    """All units that are ready, by address; mediated devices last. `others` are on demand."""
     quotas = {vgpu.parent: vgpu for vgpu in function_vgpus(host)}
     for offer in offers(host, with_mediated=True):
+        if any(function.address in others for function in offer.functions):
+            continue
         if offer.vgpu is not None:
             yield _mediated(host, offer, offer.vgpu)
         elif is_fit(host, offer):
@@ -255,14 +260,12 @@ def _resource(name: str, units: list[NodeUnit], settings: NodeSettings) -> NodeR
 
 def _notes(
     host: HostSnapshot,
-    found: Iterable[_Found],
+    found: Iterable[NodeUnit],
     left_out: Iterable[_Found],
     resources: Sequence[NodeResource],
 ) -> Iterator[Diagnostic]:
     """Why devices are not offered, by address, and what is special about offered ones."""
-    given = {
-        address for each in found for address in each.unit.addresses if each.unit.kind != "mdev"
-    }
+    given = _functions_of(found)
     for device in host.devices:
         if device.address not in given:
             yield from _why_not(host, device)

@@ -1,4 +1,4 @@
-"""The agent's side of its processes: one scans the host, others create vGPUs for claims.
+"""The agent's side of its processes: one scans the host, others create vGPUs and bind devices.
 
 They are started, asked, and started again if they end.
 """
@@ -19,11 +19,12 @@ from msgspec.structs import replace
 import vfiomgr
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.node.messages import Order, Problem, Question, Report, Result, Settings, read, write
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from vfiomgr.node.model import NodeUnit
+    from vfiomgr.node.model import NodeUnit, OnDemand
 
     Receive = Callable[[Report], Awaitable[None]]
 
@@ -262,6 +263,34 @@ class Creating:
 
         """
         await self._ask(Order("remove", owner), "remove a vGPU")
+
+    async def bind(self, device: str, how: OnDemand, owner: str) -> NodeUnit:
+        """Bind a device of the host for a claim.
+
+        Raises:
+            Refusal: a safety check refuses it, or another claim has it.
+            StillRunning: it was not bound before the deadline.
+            HostError: it was not bound.
+
+        """
+        addresses = (PciAddress.parse(device),)
+        order = Order("bind", owner, addresses=addresses, on_demand=how)
+        result = await self._ask(order, f"bind {device}")
+        if result.unit is None:
+            message = f"cannot bind {device}: the process that binds devices reports none"
+            raise HostError(message, "see the journal of vfiomgr-node.service")
+        return result.unit
+
+    async def give_back(self, device: str, owner: str) -> None:
+        """Return a device to its original driver.
+
+        Raises:
+            Refusal: a guest uses it.
+            StillRunning: it was not returned before the deadline.
+            HostError: it was not returned.
+
+        """
+        await self._ask(Order("return", owner), f"return {device} to its driver")
 
     async def reset(self, unit: NodeUnit) -> str:
         """Reset the functions of a device; returns why they were not, if nothing is wrong.

@@ -232,12 +232,15 @@ class Scanner:
         )
 
     def _report(self, observed: Observed, asked: Question, begun: float) -> Report:
+        settings = self._node_settings(observed.host)
+        if self._observer.observe_users_of(frozenset(settings.on_demand)):
+            observed = self._observer.read()
         now, tree = observed.health, self._host.tree
         seen = observed.host
         if self._has_modes(seen):
             seen = self._modes.added_to(seen, tree)
         written = read_written(tree)
-        complete = self._inventory(seen, now, written)
+        complete = self._inventory(seen, now, written, settings)
         created = self._created()
         found = self._previous = complete.without(created)
         pools = self._made_pools(seen, complete, created)
@@ -291,15 +294,22 @@ class Scanner:
         """What is published for claims; None without the DRA driver."""
         if not self.settings.dra_node:
             return None
-        made: tuple[Pool, ...] = import_module("vfiomgr.node.dra.plan").pools(
+        plan = import_module("vfiomgr.node.dra.plan")
+        made: tuple[Pool, ...] = plan.pools(
             seen,
-            complete,
+            self._claimable(complete),
             self.settings.dra_node,
             allocated=frozenset(self._claims.allocated),
             created=created,
             creatable=self._creatable(),
         )
-        return made
+        return plan.with_known_facts(made, self._pools or ())  # type: ignore[no-any-return]
+
+    def _claimable(self, complete: Inventory) -> Inventory:
+        """The inventory without devices that this process cannot bind for a claim."""
+        if may_reset(self._host.tree):
+            return complete
+        return complete.without({unit.id for unit in complete.on_demand if not unit.nodes})
 
     def _creatable(self) -> frozenset[str] | None:
         """The GPUs on which vGPUs can be created for claims, None for all.
@@ -321,14 +331,18 @@ class Scanner:
         return self._sandboxes.crashes(found.units, users, self._quarantine, now, pods)
 
     def _inventory(
-        self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]
+        self,
+        seen: HostSnapshot,
+        now: HealthFacts,
+        written: frozenset[str],
+        settings: NodeSettings,
     ) -> Inventory:
         known = self._previous.units if self._previous is not None else ()
         released = {a for unit in known if unit.id in self._released for a in unit.addresses}
         self._before, self._released = forgiven(self._before, now, released), set()
         return inventory(
             seen,
-            self._node_settings(seen),
+            settings,
             HealthContext(
                 held=self._pods,
                 claims=self._claims.held,
@@ -358,7 +372,8 @@ class Scanner:
         layouts = import_module("vfiomgr.node.layouts")  # pydantic has twice its memory
         layout = layouts.installed_layout(self._host.tree, self.settings.layout)
         rules = None if layout is None else layouts.resource_rules(seen, layout)
-        node = replace(self.settings.node, rules=rules)
+        bound = {} if layout is None else layouts.on_demand(seen, layout)
+        node = replace(self.settings.node, rules=rules, on_demand=bound)
         for rule in rules or ():
             if rule.name:
                 qualified(rule.name, node)

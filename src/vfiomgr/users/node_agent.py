@@ -80,6 +80,12 @@ class ClaimStatus(Value):
     """A PCI address or a UUID."""
     claim: str
     """NAMESPACE/NAME."""
+    driver: str | None = None
+    """The driver that it was bound from for the claim, empty for none; None if it was not."""
+    since: float | None = None
+    """When, in seconds since 1970."""
+    returns: bool = False
+    """Whether it returns to that driver with the end of the claim."""
 
 
 class NodeStatus(Value, dict=True):
@@ -98,6 +104,8 @@ class NodeStatus(Value, dict=True):
     """Whether the kubelet accepted the DRA driver; None if the agent serves no claims."""
     claims: tuple[ClaimStatus, ...] = ()
     """The devices that ResourceClaims have."""
+    on_demand: tuple[DeviceStatus, ...] = ()
+    """The devices that claims bind, and return."""
     pods_unknown: str = ""
     """Why it is unknown which pods have devices; empty if it is known."""
 
@@ -121,7 +129,8 @@ class NodeStatus(Value, dict=True):
 
     def _devices(self) -> Iterator[tuple[str, DeviceStatus]]:
         """The devices by the addresses and UUIDs of what containers receive."""
-        for device in (d for resource in self.resources for d in resource.devices):
+        offered = (device for resource in self.resources for device in resource.devices)
+        for device in (*offered, *self.on_demand):
             for name in device.addresses if is_address(device.id) else (device.id,):
                 yield name, device
 

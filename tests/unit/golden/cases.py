@@ -17,7 +17,7 @@ from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
 from tests.unit.layout.test_watch_command import Ending
-from vfiomgr.diagnostic import Diagnostic, as_remedies
+from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
@@ -180,8 +180,10 @@ def with_nodes(place: Place) -> None:
 
 
 def with_claims(place: Place) -> None:
-    """An agent that serves ResourceClaims: one has a GPU, and one a vGPU made for it."""
+    """An agent that serves claims: of a GPU, a vGPU made for it, and a GPU bound for it."""
     gpu, made = "0000:41:00.0", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+    lent, busy = "0000:42:00.0", "0000:43:00.0"
+    in_use = blocker("in-use", busy, f"{busy} is in use by: python3 (PID 7)", "stop it")
     device = DeviceStatus(gpu, (gpu,), (0,), is_healthy=False, used_by="claim ml/train")
     resource = ResourceStatus("vfiomgr.io/GA102GL_A40", "default", True, (device,))  # noqa: FBT003
     status = NodeStatus(
@@ -190,7 +192,15 @@ def with_claims(place: Place) -> None:
         has_kubelet=True,
         resources=(resource,),
         is_dra_registered=False,
-        claims=(ClaimStatus(gpu, "ml/train"), ClaimStatus(made, "ml/infer")),
+        claims=(
+            ClaimStatus(gpu, "ml/train"),
+            ClaimStatus(made, "ml/infer"),
+            ClaimStatus(lent, "ml/guest", "nvidia", 1767225600.0, returns=True),
+        ),
+        on_demand=(
+            DeviceStatus(lent, (lent,), (1,), is_healthy=True, used_by="claim ml/guest"),
+            DeviceStatus(busy, (busy,), (1,), False, "", "", (in_use,)),  # noqa: FBT003
+        ),
     )
     place.patch.setattr("vfiomgr.node.commands.status.read_status", lambda _: status)
 

@@ -30,7 +30,7 @@ def wanted(text: str) -> str:
 
 
 _UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
-_STATES = "write host, passthrough, sriov or vgpu"
+_STATES = "write host, passthrough, on-demand, sriov or vgpu"
 _RULE = "layout gpus, rule 1"
 _REQUEST = "layout gpus, rule 1, entry 1 of vgpus"
 _CLASSES = (
@@ -234,7 +234,7 @@ BAD = (
         rules("select: all\n        state: host\n        driver: vfio-pci"),
         (
             f"7:9: {_RULE}: unknown key 'driver' here; driver belongs to state: passthrough or "
-            "sriov, but this rule has host"
+            "on-demand or sriov, but this rule has host"
         ),
     ),
     Bad(

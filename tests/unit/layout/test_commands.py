@@ -43,6 +43,9 @@ def bad(tmp_path: Path) -> str:
     return str(path)
 
 
+STATES = "write host, passthrough, on-demand, sriov or vgpu"
+
+
 def test_the_schema_is_printed_as_json_and_as_yaml(run: Run) -> None:
     document = json.loads(run("check", "layout", "--schema").stdout)
     jsonschema.Draft202012Validator.check_schema(document)
@@ -60,7 +63,7 @@ def test_each_flaw_is_a_line_that_editors_find(run: Run, good: str, bad: str) ->
     answer = run("check", "layout", bad, good)
     assert answer.status == 65
     assert answer.stdout.splitlines() == [
-        f"{bad}:5:9: layout a, rule 1: state is missing; write host, passthrough, sriov or vgpu",
+        f"{bad}:5:9: layout a, rule 1: state is missing; {STATES}",
         f"{good}: 2 layouts: a (1 rule), b (0 rules)",
     ]
     assert answer.stderr == ""
@@ -83,7 +86,7 @@ def test_flaws_as_json(run: Run, good: str, bad: str) -> None:
                     "column": 9,
                     "where": "layout a, rule 1",
                     "message": "state is missing",
-                    "remedy": "write host, passthrough, sriov or vgpu",
+                    "remedy": "write host, passthrough, on-demand, sriov or vgpu",
                 }
             ],
         },
@@ -138,7 +141,7 @@ def test_several_flaws_have_a_line_each_in_an_error(
     select = 'use all, or criteria, e.g. select: {class: "0302"}'
     assert lines[1:5] == [
         f"{bad}:5:9: layout a, rule 1: select is missing; {select}",
-        f"{bad}:5:9: layout a, rule 1: state is missing; write host, passthrough, sriov or vgpu",
+        f"{bad}:5:9: layout a, rule 1: state is missing; {STATES}",
         f"{bad}:5:9: layout a, rule 1: unknown key 'selct'; did you mean select?",
         f"{bad}:6:9: layout a, rule 1: unknown key 'stat'; did you mean state?",
     ]

@@ -13,11 +13,12 @@ from vfiomgr.node.messages import Order, Result
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.processes import Creating
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.node.dra.model import AttributeValue
-    from vfiomgr.node.model import NodeUnit
+    from vfiomgr.node.model import NodeUnit, OnDemand
 
 NODE = "node-1"
 UID = "5b1f5d1e-0a5c-4f43-9c3e-8c8f1a2b3c4d"
@@ -71,6 +72,17 @@ class Direct(Creating):
         """Remove a vGPU."""
         self._done(Order("remove", owner))
 
+    async def bind(self, device: str, how: OnDemand, owner: str) -> NodeUnit:
+        """Bind a device."""
+        order = Order("bind", owner, addresses=(PciAddress.parse(device),), on_demand=how)
+        unit = self._done(order).unit
+        assert unit is not None
+        return unit
+
+    async def give_back(self, _device: str, owner: str) -> None:
+        """Return a device."""
+        self._done(Order("return", owner))
+
     async def reset(self, unit: NodeUnit) -> str:
         """Reset a device."""
         return self._done(Order("reset", addresses=unit.addresses)).note
@@ -101,7 +113,10 @@ class Node:
 
     def scan(self) -> None:
         """Scan the host, as the scanning process does."""
-        found = inventory(Host(self.kernel).scan(), NodeSettings())
+        on_demand = {
+            d.target.unit: how for d in self.published.values() if (how := d.target.on_demand)
+        }
+        found = inventory(Host(self.kernel).scan(), NodeSettings(on_demand=on_demand))
         self.units.clear()
         self.units.update({unit.id: unit for unit in found.units})
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import workstation
 from tests.fakes.nvidia.gpus import DRIVER
 from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host
 from tests.unit.node.dra_claims import (
@@ -30,8 +31,9 @@ from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
+from vfiomgr.node.dra.model import Target
 from vfiomgr.node.dra.preparing import Preparing
-from vfiomgr.node.model import NodeSettings
+from vfiomgr.node.model import NodeSettings, OnDemand
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.processes import Creating, StillRunning
 from vfiomgr.paths import PCI_DEVICES, HostPath
@@ -73,6 +75,22 @@ def unprepare(node: Node, uid: str = UID) -> None:
 
 def passthrough_node(place: Path, *, group: int = 11) -> Node:
     return Node(gpu_node(place, 2, group=group), passthrough(FIRST), passthrough(SECOND))
+
+
+def on_demand_node(place: Path, **fields: Any) -> Node:
+    """Two graphics cards with audio on their host drivers."""
+    how = OnDemand(**fields)
+    return Node(
+        workstation(place),
+        *(replace(passthrough(a), target=Target(a, on_demand=how)) for a in (FIRST, SECOND)),
+    )
+
+
+def drivers(node: Node) -> list[str | None]:
+    """The drivers of both cards and their audio functions, where there are some."""
+    host = api.scan(node.kernel)
+    slots = (host.slot(device) for a in (FIRST, SECOND) if (device := host.device_named(a)))
+    return [each.driver for slot in slots if len(slot) > 1 for each in slot]
 
 
 def vgpu_host(place: Path, family: str) -> FakeKernel:
@@ -397,7 +415,7 @@ DAMAGED = ("", "[]", "{}", '{"uid": 7}', "[" * 10_000, OLD_RECORD.replace('"boot
 def test_the_form_of_a_record_stays(node: Node) -> None:
     claim = with_reset(claim_for(ONE), reset=True)
     made = prepare(node, claim)
-    assert node.files[RECORD] == OLD_RECORD
+    assert node.files[RECORD].replace(',\n        "on_demand": null', "") == OLD_RECORD
     node.kernel.replace(HostPath(RECORD), OLD_RECORD.encode(), mode=0o600)
     node.restart()
     assert (node.preparing.held, node.preparing.unreadable) == ({FIRST: "ml/gpu"}, {})
@@ -608,6 +626,7 @@ HOSTS: dict[str, Callable[[Path], tuple[Node, Claim]]] = {
     "mdev": lambda place: (vgpu_node(place, "mdev"), vgpu_claim("mdev", 0)),
     "vendor": lambda place: (vgpu_node(place, "vendor"), vgpu_claim("vendor", 0)),
     "mig": lambda place: (mig_node(place), claim_for(creatable(IN_INSTANCE).name)),
+    "on demand": lambda place: (on_demand_node(place), claim_for(ONE, OTHER)),
 }
 
 
@@ -621,6 +640,7 @@ def nothing_is_left(node: Node) -> None:
     assert node.files == {}
     assert node.vgpus == []
     assert node.preparing.held == {}
+    assert drivers(node) in ([], ["nvidia", "snd_hda_intel"] * 2)
     left = api.recover(tree=node.kernel)
     assert all(run.summary.startswith("reset ") for run in left)
 
@@ -628,7 +648,11 @@ def nothing_is_left(node: Node) -> None:
 @pytest.mark.parametrize(
     ("host", "after"),
     [
-        *((host, after) for host in ("passthrough", "mdev", "vendor") for after in (False, True)),
+        *(
+            (host, after)
+            for host in ("passthrough", "mdev", "vendor", "on demand")
+            for after in (False, True)
+        ),
         ("mig", False),
     ],
 )

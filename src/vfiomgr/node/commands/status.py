@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +17,9 @@ from vfiomgr.users.node_agent import CONTROL, read_status
 from vfiomgr.users.node_agent import release as release_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+    from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
 
@@ -51,8 +52,9 @@ def status(session: Session) -> None:
     if session.format != "table":
         print_document("NodeStatus", _document(found), session.format)
         return
-    rows = [_cells(resource, device) for resource, device in _devices(found)]
-    offered = {device.id for _, device in _devices(found)}
+    rows = [_cells(resource.name, device) for resource, device in _devices(found)]
+    rows += [_cells("on demand", device) for device in found.on_demand]
+    offered = {d.id for d in (*(device for _, device in _devices(found)), *found.on_demand)}
     rows += [
         ("-", each.device, "-", "-", f"claim {each.claim}")
         for each in found.claims
@@ -98,9 +100,24 @@ def _document(found: NodeStatus) -> dict[str, object]:
             for resource in found.resources
         ],
         "dra": found.is_dra_registered,
-        "claims": [{"device": each.device, "claim": each.claim} for each in found.claims],
+        "claims": [_claim_document(each) for each in found.claims],
+        "on_demand": [_device_document(device) for device in found.on_demand],
         "not_offered": list(map(diagnostic_document, found.notes)),
     }
+
+
+def _claim_document(found: ClaimStatus) -> dict[str, object]:
+    return {
+        "device": found.device,
+        "claim": found.claim,
+        "driver": found.driver,
+        "since": None if found.since is None else _time(found.since),
+        "returns": found.returns,
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _device_document(device: DeviceStatus) -> dict[str, object]:
@@ -125,10 +142,23 @@ def _devices(found: NodeStatus) -> Iterator[tuple[ResourceStatus, DeviceStatus]]
             yield resource, device
 
 
-def _cells(resource: ResourceStatus, device: DeviceStatus) -> tuple[str, ...]:
+def _cells(resource: str, device: DeviceStatus) -> tuple[str, ...]:
     numa = ",".join(map(str, device.numa_nodes))
     health = "healthy" if device.is_healthy else "unhealthy"
-    return (resource.name, device.id, or_dash(numa), health, or_dash(device.used_by))
+    return (resource, device.id, or_dash(numa), health, or_dash(device.used_by))
+
+
+def _bound(claims: Iterable[ClaimStatus]) -> Iterator[str]:
+    """The devices that were bound for claims, and what the end of the claim does."""
+    for claim in claims:
+        if claim.driver is None or claim.since is None:
+            continue
+        driver = claim.driver or "no driver"
+        end = f"returns to {driver}" if claim.returns else "stays on its VFIO driver"
+        yield (
+            f"{claim.device}: bound from {driver} for ResourceClaim {claim.claim} at "
+            f"{_time(claim.since)}; {end} when the claim ends"
+        )
 
 
 def _notes(found: NodeStatus) -> Iterator[str]:
@@ -144,10 +174,12 @@ def _notes(found: NodeStatus) -> Iterator[str]:
     for resource in found.resources:
         if found.has_kubelet and not resource.is_registered:
             yield f"{resource.name}: not registered with the kubelet"
+    yield from _bound(found.claims)
     warnings = (each for each in found.notes if each.severity == "warning")
-    for each in (*(r for _, device in _devices(found) for r in device.reasons), *warnings):
+    devices = (*(device for _, device in _devices(found)), *found.on_demand)
+    for each in (*(reason for device in devices for reason in device.reasons), *warnings):
         yield each.summary
         if each.hint:
             yield f"  remedy: {each.hint}"
-    if not found.resources and not found.claims:
+    if not (found.resources or found.claims or found.on_demand):
         yield "no devices are offered; bind some with: vfiomgr bind ADDRESS"

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import HostError, Refusal
 from vfiomgr.node.api_server import CLAIMS, Api
+from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.node.dra.binding import Bound
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
     from vfiomgr.node.kubelet import PodLedger
     from vfiomgr.node.messages import DraSettings, Report
@@ -74,7 +76,7 @@ class Driver:
         require_answer: Callable[[tuple[str, ...]], Awaitable[None]],
         tell: Callable[[str], None],
     ) -> None:
-        self._node = settings.node
+        self._node, self._tree = settings.node, tree
         self._share, self._offer, self._ledger = share, offer, ledger
         self._units: dict[str, NodeUnit] = {}
         """The units of the last scan, and the vGPUs of claims."""
@@ -120,6 +122,14 @@ class Driver:
     def claims(self) -> Mapping[str, str]:
         """The claim that has each unit, NAMESPACE/NAME."""
         return self._facts.held
+
+    @property
+    def bound(self) -> Mapping[str, Bound]:
+        """The devices that were bound for claims, by address; none if a record is unreadable."""
+        try:
+            return {str(made.address): made for made in read_bound(self._tree)}
+        except HostError:
+            return {}
 
     # ---- its life
 

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import field
 
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
+from vfiomgr.node.model import OnDemand
 from vfiomgr.value import Value
 
 DRIVER = "vfiomgr.io"
@@ -62,6 +63,8 @@ class Target(Value):
     """The GPU of a vGPU that is created, a PCI address or the name of a virtual device."""
     type: str = ""
     """The ID of the type of a vGPU that is created."""
+    on_demand: OnDemand | None = None
+    """How the unit is bound, if it is on its host driver without a claim."""
 
 
 class DraDevice(Value):
@@ -148,6 +151,11 @@ class PreparedDevice(Value):
     """Whether the device is reset when the claim is unprepared."""
     access: NodeAccess = ROOT_ONLY
     """The owner and mode of its nodes in a container."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the device is bound for the claim, and returned with it."""
+        return self.target.on_demand is not None
 
 
 class PreparedClaim(Value):

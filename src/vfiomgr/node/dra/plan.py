@@ -66,7 +66,7 @@ def unit_attributes(host: HostSnapshot, unit: NodeUnit) -> dict[str, AttributeVa
         NUMA_NODE: unit.numa_nodes[0] if len(unit.numa_nodes) == 1 else None,
         "driver": unit.driver,
         "iommuGroup": unit.group,
-        "viable": None if unit.group is None else host.is_viable(unit.group),
+        "viable": None if unit.group is None else _is_viable(host, unit),
     }
     vgpu = host.vgpus.named(unit.id)
     family = _FAMILIES.get(unit.kind, FUNCTION) if vgpu is None else vgpu.family
@@ -78,11 +78,18 @@ def unit_attributes(host: HostSnapshot, unit: NodeUnit) -> dict[str, AttributeVa
         bus_id = str(unit.addresses[0]) if unit.addresses else None
         found |= {BUS_ID: bus_id, "vendor": vendor, "device": model}
         found |= {"resetMethods": " ".join(device.reset_method) if device else None}
+    if unit.kind == "function":
+        found |= {"bound": unit.on_demand is None}
     if unit.kind != "function":
         found |= {"gpu": str(unit.parent or (vgpu.parent if vgpu else ""))}
         found |= {"vgpuType": _short(describe_type(unit.type, unit.type or None))}
     physical = host.device_named(str(unit.parent)) or device
     return _known({**_of_gpu(host, physical), **found, "family": family})
+
+
+def _is_viable(host: HostSnapshot, unit: NodeUnit) -> bool:
+    """Whether a guest can open its group, as soon as a claim has bound the device."""
+    return unit.on_demand is not None or host.is_viable(unit.group or 0)
 
 
 def vgpu_attributes(host: HostSnapshot, gpu: Gpu, kind: VgpuType) -> dict[str, AttributeValue]:
@@ -167,6 +174,8 @@ Allocated = tuple[str, str]
 
 COUNTER_SET = "gpu"
 """The counter set of a pool of vGPUs."""
+STUCK = "stuck-device"
+"""The rule of functions that the kernel does not return from."""
 HELD = "held"
 """The taint of devices that a pod has from the device plugin."""
 _NONE: Mapping[str, Allocated] = MappingProxyType({})
@@ -191,7 +200,8 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
 
     `allocated` are the devices that claims are known to have. `created` are the vGPUs that were
     created for claims, by UUID or address, each with its device: they are not published again, and
-    need no further capacity. `creatable` are the GPUs on which vGPUs may be created, None for all.
+    need no further capacity. `creatable` are the GPUs on which vGPUs may be created, None for all;
+    none is created on a GPU that claims bind.
     """
     claims = _Claims(node, allocated, created)
     shared = {gpu.name: gpu for gpu in gpus(host) if gpu.family != "sriov-vf"}
@@ -201,10 +211,12 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
     of_gpu: dict[str, list[NodeUnit]] = {name: [] for name in shared}
     for unit in sorted(found.units, key=lambda unit: in_order(unit.id)):
         if unit.id not in created:
-            of_gpu.get(_gpu_of(host, unit, carriers), plain).append(unit)
+            named = "" if unit.on_demand else _gpu_of(host, unit, carriers)
+            of_gpu.get(named, plain).append(unit)
+    bound = {str(address) for unit in found.on_demand for address in unit.addresses}
     made = [Pool(node, tuple(_unit_device(host, unit) for unit in plain))]
     for name, units in of_gpu.items():
-        can_create = creatable is None or name in creatable
+        can_create = (creatable is None or name in creatable) and name not in bound
         made.append(_gpu_pool(host, shared[name], units, claims, can_create=can_create))
     return tuple(sorted((pool for pool in made if pool.devices), key=lambda pool: pool.name))
 
@@ -228,7 +240,7 @@ def _gpu_of(host: HostSnapshot, unit: NodeUnit, carriers: Mapping[str, str]) -> 
 def _unit_device(host: HostSnapshot, unit: NodeUnit) -> DraDevice:
     return DraDevice(
         unit_name(unit),
-        Target(unit=unit.id),
+        Target(unit=unit.id, on_demand=unit.on_demand),
         unit_attributes(host, unit),
         unit_memory(host, unit),
         taints=_taints(unit),
@@ -238,13 +250,42 @@ def _unit_device(host: HostSnapshot, unit: NodeUnit) -> DraDevice:
 def _taints(unit: NodeUnit) -> tuple[Taint, ...]:
     """Why a unit is not for new claims: it is unhealthy, or a pod has it from the device plugin.
 
-    Never NoExecute: it would end pods whose guests may still work.
+    NoExecute only if the kernel is stuck: a pod that waits for the device can never start. With
+    other reasons, guests may still work.
     """
     names = [reason.rule for reason in unit.reasons]
     if unit.pod:
         names.append(HELD)
-    keys = dict.fromkeys(f"{DRIVER}/{name}" for name in names)
-    return tuple(Taint(key, "", "NoSchedule") for key in [*keys][:MOST_TAINTS])
+    found = [*dict.fromkeys(names)][:MOST_TAINTS]
+    return tuple(
+        Taint(f"{DRIVER}/{name}", "", "NoExecute" if name == STUCK else "NoSchedule")
+        for name in found
+    )
+
+
+def with_known_facts(made: tuple[Pool, ...], before: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    """The pools, where devices that claims bind keep what only their host drivers report.
+
+    Memory, for example: without it each bind would write slices, and again each return.
+    """
+    known = {(pool.name, each.name): each for pool in before for each in pool.devices}
+    return tuple(
+        replace(pool, devices=tuple(_with_known(known, pool, d) for d in pool.devices))
+        for pool in made
+    )
+
+
+def _with_known(known: Mapping[Allocated, DraDevice], pool: Pool, device: DraDevice) -> DraDevice:
+    before = known.get((pool.name, device.name))
+    if device.target.on_demand is None or before is None:
+        return device
+    if any(before.attributes.get(n) != device.attributes.get(n) for n in ("vendor", "device")):
+        return device  # another device is at this address
+    return replace(
+        device,
+        attributes={**before.attributes, **device.attributes},
+        capacity={**before.capacity, **device.capacity},
+    )
 
 
 def _gpu_pool(

@@ -285,9 +285,11 @@ class Preparing:
         self, claim: Claim, device: PreparedDevice, *, is_new: bool
     ) -> PreparedDevice:
         target = device.target
+        owner = _owner(claim.uid, device)
         if device.is_created:
-            owner = _owner(claim.uid, device)
             unit = await self._creating.create(target.parent, target.type, owner)
+        elif target.on_demand is not None:
+            unit = await self._creating.bind(target.unit, target.on_demand, owner)
         else:
             found = self._unit(target.unit)
             if found is None:
@@ -364,6 +366,8 @@ class Preparing:
         for device in () if record is None else record.devices:
             if device.is_created:
                 await self._creating.remove(_owner(uid, device))
+            elif device.is_taken:
+                await self._creating.give_back(device.unit, _owner(uid, device))
         with _files_of(uid):
             self._tree.remove(record_of(uid))
         self._records.pop(uid, None)

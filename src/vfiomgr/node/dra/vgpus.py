@@ -1,4 +1,4 @@
-"""The process that creates vGPUs for claims, and removes and resets, next to the agent.
+"""The process that creates vGPUs and binds devices for claims, next to the agent.
 
 Orders come from the standard input, and results go to the standard output, as lines of JSON. Each
 change is in the journal, so `vfiomgr recover` can undo one that was interrupted.
@@ -15,9 +15,10 @@ from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
 from vfiomgr.engine.survey import cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
+from vfiomgr.node.dra.binding import Binding
 from vfiomgr.node.health import claim_unreadable, is_of_device, may_reset
 from vfiomgr.node.messages import Order, Result, read, read_record, send, write_record
-from vfiomgr.node.model import NodeSettings, NodeUnit
+from vfiomgr.node.model import NodeSettings, NodeUnit, OnDemand
 from vfiomgr.node.plan import inventory
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
@@ -61,23 +62,32 @@ class Vgpus:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._tree: HostTree = host.tree
+        self.binding = Binding(host)
 
     def perform(self, order: Order) -> Result:
         """Carry out an order; an error is a part of the result."""
         try:
-            match order.verb:
-                case "create":
-                    return Result(unit=self.create(order.parent, order.type, order.owner))
-                case "remove":
-                    self.remove(order.owner)
-                    return Result()
-                case "reset":
-                    return Result(note=self.reset(order.addresses))
+            return self._perform(order)
         except VfiomgrError as error:
             text = "; ".join((error.message, *error.details))
             return Result(error=text, hint=error.hint, is_refused=isinstance(error, Refusal))
         except OSError as error:
             return Result(error=str(error))
+
+    def _perform(self, order: Order) -> Result:
+        match order.verb:
+            case "create":
+                return Result(unit=self.create(order.parent, order.type, order.owner))
+            case "remove":
+                self.remove(order.owner)
+            case "reset":
+                return Result(note=self.reset(order.addresses))
+            case "bind":
+                how = order.on_demand or OnDemand()
+                return Result(unit=self.binding.bind(order.addresses[0], how, order.owner))
+            case "return":
+                self.binding.give_back(order.owner)
+        return Result()
 
     def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
         """Create a vGPU for an owner, or find the one that was created before.

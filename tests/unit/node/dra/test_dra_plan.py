@@ -63,6 +63,7 @@ def test_a_device_for_passthrough_is_in_the_pool_of_the_node() -> None:
         "driver": "vfio-pci",
         "iommuGroup": 41,
         "viable": True,
+        "bound": True,
         "resetMethods": "flr bus",
         "link": "16 GT/s x16",
         "family": "function",

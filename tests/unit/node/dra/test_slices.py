@@ -105,6 +105,7 @@ def test_a_device_for_passthrough() -> None:
                     "driver": {"string": "vfio-pci"},
                     "iommuGroup": {"int": 41},
                     "viable": {"bool": True},
+                    "bound": {"bool": True},
                     "resetMethods": {"string": "flr bus"},
                     "family": {"string": "function"},
                 },

@@ -1,0 +1,189 @@
+"""Binds devices of the host for claims, and returns them: a part of the process beside the agent.
+
+What was bound for whom is in files, so that a new process, after a crash of this one or of the
+agent, continues: the same order again completes what an interrupted one began.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import diagnostics_of, refuse, refuse_if_any
+from vfiomgr.engine.locks import hold
+from vfiomgr.errors import HostError, Refusal
+from vfiomgr.node.health import may_reset
+from vfiomgr.node.messages import read_record, write_record
+from vfiomgr.node.on_demand import request_of, unit_of
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import BOOT_ID, RUNTIME
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.diagnostic import Override
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.library import Host
+    from vfiomgr.node.model import NodeUnit, OnDemand
+    from vfiomgr.paths import HostPath
+
+DIRECTORY = RUNTIME / "dra" / "bound"
+"""The devices that were bound for claims, in a file each."""
+_SUFFIX = ".json"
+_OWN: frozenset[Override] = frozenset({"in-use"})
+"""A claim that ends still has its device; whether a guest has it open is checked before."""
+_PATIENCE = 20.0
+"""Seconds to wait for processes that have a device open; the kubelet waits for 45."""
+_AGAIN = 1.0
+_OF_PROCESSES = frozenset({"in-use", "held-by-guest"})
+"""The refusals that end without anybody's help if the processes do."""
+_SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
+
+
+class Bound(Value):
+    """A device that was bound for an owner, or was about to be."""
+
+    owner: str
+    """UID/POOL/DEVICE of a claim."""
+    address: PciAddress
+    is_sticky: bool
+    boot: str
+    driver: str = ""
+    """The driver that it was on; empty for none."""
+    was_bound: bool = False
+    """Whether it was on a VFIO driver before: then it stays there."""
+    since: float = 0.0
+    """When the order came, in seconds since 1970."""
+
+    @property
+    def returns(self) -> bool:
+        """Whether it returns to its driver with the end of the claim."""
+        return not (self.is_sticky or self.was_bound)
+
+
+class Binding:
+    """Binds and returns devices, one after the other."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        patience: float = _PATIENCE,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._tree: HostTree = host.tree
+        self._patience, self._sleep, self._clock = patience, sleep, clock
+
+    def bind(self, address: PciAddress, how: OnDemand, owner: str) -> NodeUnit:
+        """Bind a device for an owner; what the owner has already is not changed.
+
+        Raises:
+            Refusal: a safety check forbids it, or the device was bound for another owner.
+            HostError: this process may not bind, or a record cannot be read.
+            VfiomgrError: as `Host.bind`.
+
+        """
+        if not may_reset(self._tree):
+            message = f"cannot bind {address}: /sys is not writable"
+            raise HostError(message, _SERVICE)
+        with hold(self._tree, [_lock(address)], self._host.on_note):
+            self._require_free(address, owner)
+            file, seen = _file(address), self._host.scan_devices()
+            if self._of(address) is None:
+                device = seen.device(address)
+                origin = seen.origin(device)
+                was_bound = device.is_on_vfio and origin is None
+                driver = (origin.state.driver if origin else device.driver) or ""
+                now = round(time.time(), 3)
+                made = Bound(owner, address, how.is_sticky, self._boot, driver, was_bound, now)
+                write_record(self._tree, file, made)
+            unit = unit_of(seen, address, how)
+            self._patiently(lambda: self._host.apply(request_of(unit)))
+        return unit_of(self._host.scan(), address, how)
+
+    def give_back(self, owner: str) -> None:
+        """Return the device of an owner to its original driver; without one, do nothing.
+
+        Raises:
+            Refusal: a guest uses it.
+            HostError: a record cannot be read.
+            VfiomgrError: as `Host.unbind`.
+
+        """
+        made = next((each for each in self._records() if each.owner == owner), None)
+        if made is None:
+            return
+        with hold(self._tree, [_lock(made.address)], self._host.on_note):
+            seen = self._host.scan_devices()
+            is_there = made.boot == self._boot and seen.device_named(str(made.address)) is not None
+            if is_there and made.returns:
+                self._patiently(lambda: self._unbind(made.address))
+            self._tree.remove(_file(made.address))
+
+    def _unbind(self, address: PciAddress) -> None:
+        seen = self._host.scan(with_users=True)
+        functions = seen.slot(seen.device(address))
+        refuse_if_any(each for d in functions for each in guards.held_by_guest(seen, d))
+        self._host.unbind(address, allow=_OWN)
+
+    def _patiently(self, change: Callable[[], object]) -> None:
+        """Make a change; wait for processes that have the device open, since they may end soon."""
+        end = self._clock() + self._patience
+        while True:
+            try:
+                change()
+            except Refusal as refusal:
+                rules = {each.rule for each in diagnostics_of(refusal)}
+                if not rules or not rules <= _OF_PROCESSES or self._clock() >= end:
+                    raise
+                self._sleep(_AGAIN)
+            else:
+                return
+
+    def _require_free(self, address: PciAddress, owner: str) -> None:
+        made = self._of(address)
+        if made is not None and made.owner != owner:
+            uid = made.owner.partition("/")[0]
+            refuse(
+                "held-by-claim",
+                address,
+                f"{address} was bound for the ResourceClaim with UID {uid}",
+                "wait until the kubelet releases that claim, or delete its pods",
+            )
+
+    def _of(self, address: PciAddress) -> Bound | None:
+        made = read_record(Bound, self._tree, _file(address))
+        return made if made is not None and made.boot == self._boot else None
+
+    def _records(self) -> Iterator[Bound]:
+        yield from read_bound(self._tree)
+
+    @property
+    def _boot(self) -> str:
+        return self._tree.read(BOOT_ID) or ""
+
+
+def read_bound(tree: HostTree) -> Iterator[Bound]:
+    """The devices that were bound for claims.
+
+    Raises:
+        HostError: a record cannot be read.
+
+    """
+    for name in tree.children(DIRECTORY):
+        if name.endswith(_SUFFIX):
+            found = read_record(Bound, tree, DIRECTORY / name)
+            if found is not None:
+                yield found
+
+
+def _lock(address: PciAddress) -> str:
+    return f"dra-{address}"
+
+
+def _file(address: PciAddress) -> HostPath:
+    return DIRECTORY / f"{address}{_SUFFIX}"

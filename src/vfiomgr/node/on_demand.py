@@ -1,0 +1,110 @@
+"""Devices on host drivers that ResourceClaims bind, and return: a layout marks them as on-demand.
+
+What is published of such a device is the same before, during and after a claim, so that no slice is
+written for a bind: its driver is the one that a guest finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.diagnostic import blocker, diagnostics_of
+from vfiomgr.engine.registry import plan
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths
+from vfiomgr.node.model import NodeUnit, OnDemand
+from vfiomgr.passthrough.plan import drivers_for
+from vfiomgr.passthrough.steps import Bind
+from vfiomgr.pci.model import PciAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.node.model import Inventory, NodeSettings
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    Judge = Callable[[NodeUnit], NodeUnit]
+
+_OF_BOUND = frozenset({"wrong-driver", "group-not-viable", "node-missing", "node-owner"})
+"""Rules of bound devices, about what a bind changes."""
+
+
+def on_demand_units(
+    host: HostSnapshot, settings: NodeSettings, judge: Judge, previous: Inventory | None = None
+) -> tuple[NodeUnit, ...]:
+    """The devices that claims bind, by address; `judge` adds the claim, and reasons against it.
+
+    A device that is gone stays, with the reason, while a claim has it.
+    """
+    found = {unit.id: unit for unit in _units(host, settings, judge)}
+    for unit in () if previous is None else previous.on_demand:
+        if unit.id not in found and (judged := judge(unit)).claim:
+            found[unit.id] = judged
+    return tuple(found[name] for name in sorted(found))
+
+
+def _units(host: HostSnapshot, settings: NodeSettings, judge: Judge) -> Iterator[NodeUnit]:
+    taken: set[PciAddress] = set()
+    for device in host.devices:
+        how = settings.on_demand.get(str(device.address))
+        if how is not None and device.address not in taken:
+            unit = unit_of(host, device.address, how)
+            taken.update(unit.addresses)
+            yield _judged(host, unit, judge(unit))
+
+
+def unit_of(host: HostSnapshot, address: PciAddress, how: OnDemand) -> NodeUnit:
+    """A device as a unit, on its host driver or bound; it has nodes while it is bound.
+
+    Raises:
+        UsageError: the host does not have it.
+
+    """
+    drivers = drivers_for(host, Bind((address,), driver=how.driver))
+    functions = tuple(host.device(each) for each in drivers)
+    first = host.device(address)
+    offer = AssignableGroup(-1 if first.iommu_group is None else first.iommu_group, functions)
+    is_bound = all(function.is_on_vfio for function in functions)
+    return NodeUnit(
+        id=str(address),
+        kind="function",
+        addresses=tuple(dict.fromkeys((address, *drivers))),
+        group=first.iommu_group,
+        nodes=node_paths(offer, default_form(host, offer)) if is_bound else (),
+        numa_nodes=tuple(sorted({d.numa_node for d in functions if d.numa_node is not None})),
+        pcie_path=first.bridges,
+        pci_ids=tuple(f"{d.vendor_id}:{d.device_id}" for d in functions),
+        driver=drivers[address].driver,
+        access=node_access(host, offer),
+        on_demand=how,
+    )
+
+
+def _judged(host: HostSnapshot, unit: NodeUnit, judged: NodeUnit) -> NodeUnit:
+    """The unit with the reasons why no claim can have it."""
+    if unit.nodes:
+        return judged
+    of_device = [reason for reason in judged.reasons if reason.rule not in _OF_BOUND]
+    against = () if judged.claim else _against(host, unit)
+    return replace(judged, reasons=(*of_device, *against))
+
+
+def _against(host: HostSnapshot, unit: NodeUnit) -> tuple[Diagnostic, ...]:
+    """The reasons to refuse the bind."""
+    try:
+        plan(host, request_of(unit))
+    except Refusal as refusal:
+        found = diagnostics_of(refusal)
+        return tuple(replace(each, subject=unit.id, override=None) for each in found)
+    except UsageError as error:
+        return (blocker("not-ready", unit.id, error.message, error.hint),)
+    return ()
+
+
+def request_of(unit: NodeUnit) -> Bind:
+    """The request by which a claim binds a device."""
+    how = unit.on_demand or OnDemand()
+    return Bind((PciAddress.parse(unit.id),), driver=how.driver, allow=frozenset(how.allow))
