@@ -40,6 +40,7 @@ IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
 UNKNOWN = "users-unknown"
 CHIPSET = "chipset-function"
+KEYBOARD = "host-keyboard"
 """Rule identifiers that other modules use."""
 GIM = "gim"
 """AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
@@ -356,7 +357,7 @@ def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[D
 
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse disks and interfaces that the host uses, and GPUs in persistence mode."""
+    """Refuse disks, interfaces and keyboards of the host, and GPUs in persistence mode."""
     yield from unknown_users(host, device, "disks", "network", PERSISTENCE_MODE)
     for use in host.users.host_uses or ():
         if use.address == device.address:
@@ -404,6 +405,17 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
                 device,
                 f"{device} is in persistence mode, so its driver never releases it: {use.what}",
                 f"nvidia-smi -i {device.address} -pm 0, and stop nvidia-persistenced",
+                allow("in-use"),
+                override="in-use",
+            )
+        case "keyboard":
+            return blocker(
+                KEYBOARD,
+                device,
+                f"{device} has the host's keyboard: {use.what}",
+                "connect a keyboard to another controller, or assign USB devices instead of the "
+                "controller",
+                LEAVE_IT_OUT,
                 allow("in-use"),
                 override="in-use",
             )

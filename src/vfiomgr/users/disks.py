@@ -38,10 +38,14 @@ def functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
     All functions on its path count: a disk behind a VMD controller depends on both.
     """
     real = tree.resolve(device)
-    for address in _ADDRESS.findall(real or ""):
-        yield PciAddress.parse(address)
+    yield from functions_on(real or "")
     for lower in (*_lower_devices(tree, device), *_nvme_paths(tree, real or "")):
         yield from functions_below(tree, lower)
+
+
+def functions_on(path: str) -> Iterator[PciAddress]:
+    """The PCI functions on a path of sysfs, the outermost first."""
+    yield from map(PciAddress.parse, _ADDRESS.findall(path))
 
 
 def _lower_devices(tree: HostTree, device: HostPath) -> Iterator[HostPath]:

@@ -64,7 +64,7 @@ class HostUse(Value):
     """A use of the function by the host itself, which would break without it."""
 
     address: PciAddress
-    kind: Literal["mounted-disk", "default-route", "network", "persistence-mode"]
+    kind: Literal["mounted-disk", "default-route", "network", "persistence-mode", "keyboard"]
     what: str
     lift: str = ""
     """The command that ends this use; empty if unknown."""

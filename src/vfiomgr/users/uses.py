@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import chain
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import pci_device
 from vfiomgr.units import counted
 from vfiomgr.users.disks import (
     NETWORK,
     PROC,
     functions_below,
+    functions_on,
     host_lines,
     read_claims,
     read_disk_uses,
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.users.model import Report
 
     Rows = list[list[str]]
@@ -322,12 +326,33 @@ def _default_interfaces(ipv4: Rows, ipv6: Rows) -> set[str]:
     }
 
 
+_KEYBOARDS = HostPath("/proc/bus/input/devices")
+_IS_KEYBOARD = expression(r"^H: Handlers=(?:.* )?(?:sysrq|leds)\b", re.MULTILINE)
+"""The kernel's handlers of keyboards, which buttons for power do not have."""
+_NAMED = expression(r'^N: Name="(.*)"$', re.MULTILINE)
+_PLACED = expression(r"^S: Sysfs=(\S+)$", re.MULTILINE)
+
+
+def read_keyboard_uses(tree: HostTree) -> Iterator[HostUse]:
+    """The controller of the host's keyboards, if the host has no other one."""
+    text = tree.read_text(_KEYBOARDS) or ""
+    found: dict[tuple[PciAddress, ...], str] = {}
+    for block in text.split("\n\n"):
+        name, place = _NAMED.search(block), _PLACED.search(block)
+        if _IS_KEYBOARD.search(block) and name and place:
+            found.setdefault(tuple(functions_on(place[1])), name[1])
+    if len(found) == 1:
+        ((functions, keyboard),) = found.items()
+        for address in functions[-1:]:
+            yield HostUse(address, "keyboard", f"{keyboard}, the only keyboard")
+
+
 def read_host_uses(tree: HostTree, report: Report = warn) -> tuple[HostUse, ...] | None:
     """The uses shown by tables of the host; None without /proc."""
     if not tree.children(PROC):
         return None
     disks = read_disk_uses(tree, report, everywhere=False)
-    return (*disks, *read_network_uses(tree, report=report))
+    return (*disks, *read_network_uses(tree, report=report), *read_keyboard_uses(tree))
 
 
 def read_all_uses(
@@ -347,7 +372,8 @@ def read_all_uses(
     disks = read_disk_uses(tree, report, everywhere=True)
     known = frozenset(use.address for use in disks)
     claims = read_claims(tree, known, report) if with_claims else ()
-    return (*disks, *claims, *read_network_uses(tree, devices, report))
+    networks = read_network_uses(tree, devices, report)
+    return (*disks, *claims, *networks, *read_keyboard_uses(tree))
 
 
 def with_present_uses(users: UserFacts, tree: HostTree, devices: Sequence[PciDevice]) -> UserFacts:

@@ -174,6 +174,15 @@ def test_the_group_is_not_offered_with_a_member_that_the_host_keeps(kind: Any, r
     assert "enable ACS" in refused.hint
 
 
+def test_the_controller_of_the_only_keyboard_goes_by_consent() -> None:
+    use = HostUse(NIC.address, "keyboard", "Board, the only keyboard")
+    host = with_facts(host_of(NIC), host_uses=(use,))
+    refused = refusal(host, str(NIC.address))
+    assert "has the host's keyboard: Board, the only keyboard" in refused.message
+    assert "--allow in-use" in refused.hint
+    assert bind(host, str(NIC.address), allow=frozenset({"in-use"}))
+
+
 def test_the_group_is_offered_with_members_in_use_by_processes_or_by_consent() -> None:
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     drawn = replace(SHARING, nodes=("/dev/dri/card1",))

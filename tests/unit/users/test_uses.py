@@ -293,3 +293,34 @@ def test_every_member_of_a_btrfs_is_used(tmp_path: Path) -> None:
     )
     (use,) = read_host_uses(tree) or ()
     assert use.what == "/dev/nvme0n1 as part of btrfs 0a1b"
+
+
+USB = "/devices/pci0000:00/0000:00:14.0/usb1/1-3/1-3:1.0/input/input2"
+KEYS = 'N: Name="Board"\nS: Sysfs={}\nH: Handlers=sysrq kbd leds event2\n'
+BUTTON = (
+    'N: Name="Power Button"\nS: Sysfs=/devices/LNXPWRBN:00/input/input0\nH: Handlers=kbd event0\n'
+)
+PS2 = "/devices/platform/i8042/serio0/input/input3"
+
+
+@pytest.mark.parametrize(
+    ("places", "users"),
+    [
+        ((USB,), ["0000:00:14.0"]),
+        ((USB, USB.replace("1-3", "1-4")), ["0000:00:14.0"]),
+        ((USB, PS2), []),
+        ((USB, USB.replace("0000:00:14.0", "0000:05:00.3")), []),
+        ((PS2,), []),
+        ((), []),
+    ],
+)
+def test_the_only_keyboard_is_a_use_of_its_controller(
+    tmp_path: Path, places: tuple[str, ...], users: list[str]
+) -> None:
+    tree = tree_of(tmp_path, "proc/mounts: tmpfs /run tmpfs rw 0 0\n")
+    (tmp_path / "proc/bus/input").mkdir(parents=True)
+    listed = "\n".join((BUTTON, *(KEYS.format(place) for place in places)))
+    (tmp_path / "proc/bus/input/devices").write_text(listed)
+    uses = [use for use in read_host_uses(tree) or () if use.kind == "keyboard"]
+    assert [str(use.address) for use in uses] == users
+    assert all(use.what == "Board, the only keyboard" for use in uses)

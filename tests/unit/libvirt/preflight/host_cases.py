@@ -237,7 +237,10 @@ CASES = [
         ),
         "move the route",
         "managed='yes'",
-        Side(xml(managed_element(NIC)), host(NIC_ON_HOST)),
+        Side(
+            xml(managed_element(NIC)),
+            host(NIC_ON_HOST, host_uses=(HostUse(NIC.address, "keyboard", "the only keyboard"),)),
+        ),
     ),
     Case(
         "managed-in-use",
