@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests import api
+from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.engine.faults import changes, kept
@@ -346,3 +347,56 @@ def test_an_agent_that_may_not_write_publishes_only_what_is_bound(
     Host(kernel).unbind(CARD, allow=("in-use",))
     assert str(CARD) not in names()
     scanner.close()
+
+
+# ---- persistence mode of NVIDIA's GPUs
+
+VGPU_CARD = PciAddress.parse(GPU)
+
+
+def is_persistent(kernel: FakeKernel) -> bool:
+    gpus = kernel.nvidia.gpus
+    return gpus.is_persistent(next(gpu for gpu in gpus.visible() if gpu.address == GPU))
+
+
+def test_persistence_mode_is_off_for_the_bind_and_on_after_the_return(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, is_enabled=False)
+    before = kept(kernel)
+    assert is_persistent(kernel)
+    binding = binding_of(kernel)
+    binding.bind(VGPU_CARD, OnDemand(), OWNER)
+    assert api.scan(kernel).device(VGPU_CARD).driver == "vfio-pci"
+    assert binding.bind(VGPU_CARD, OnDemand(), OWNER).nodes
+    binding.give_back(OWNER)
+    assert changes(before, kept(kernel)) == {}
+    assert is_persistent(kernel)
+
+
+def test_persistence_mode_stays_if_the_bind_is_refused(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, total_vfs=2)
+    assert is_persistent(kernel)
+    with pytest.raises(Refusal, match="virtual functions"):
+        binding_of(kernel).bind(VGPU_CARD, OnDemand(), OWNER)
+    assert is_persistent(kernel)
+
+
+def test_persistence_mode_is_on_again_after_a_kill_at_any_operation(tmp_path: Path) -> None:
+    whole = a40_host(tmp_path / "whole", is_enabled=False)
+    before = len(whole.operations)
+    binding_of(whole).bind(VGPU_CARD, OnDemand(), OWNER)
+    bound = len(whole.operations) - before
+    binding_of(whole).give_back(OWNER)
+    returned = len(whole.operations) - before - bound
+    for at in range(1, bound + returned + 1):
+        kernel = a40_host(tmp_path / str(at), is_enabled=False)
+        first = kept(kernel)
+        binding = binding_of(kernel)
+        if at > bound:
+            binding.bind(VGPU_CARD, OnDemand(), OWNER)
+        kernel.kill(at=at if at <= bound else at - bound, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            binding.bind(VGPU_CARD, OnDemand(), OWNER) if at <= bound else binding.give_back(OWNER)
+        kernel.revive()
+        binding_of(kernel).give_back(OWNER)
+        assert changes(first, kept(kernel)) == {}, at
+        assert api.recover(tree=kernel) == ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import diagnostics_of, refuse, refuse_if_any
 from vfiomgr.engine.locks import hold
-from vfiomgr.errors import HostError, Refusal
+from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.node.health import may_reset
 from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.node.on_demand import request_of, unit_of
@@ -19,6 +19,9 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
+from vfiomgr.vgpu.apply import set_mode
+from vfiomgr.vgpu.nvidia_smi import read_persistence
+from vfiomgr.vgpu.steps import SetPersistence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from vfiomgr.library import Host
     from vfiomgr.node.model import NodeUnit, OnDemand
     from vfiomgr.paths import HostPath
+    from vfiomgr.snapshot.model import HostSnapshot
 
 DIRECTORY = RUNTIME / "dra" / "bound"
 """The devices that were bound for claims, in a file each."""
@@ -39,6 +43,9 @@ _PATIENCE = 20.0
 _AGAIN = 1.0
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest"})
 """The refusals that end without anybody's help if the processes do."""
+_NVIDIA = "nvidia"
+RefusedOrUndone = (Refusal, RolledBack)
+"""The errors after which a device is as before."""
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
 
 
@@ -56,6 +63,8 @@ class Bound(Value):
     """Whether it was on a VFIO driver before: then it stays there."""
     since: float = 0.0
     """When the order came, in seconds since 1970."""
+    was_persistent: bool = False
+    """Whether it was in NVIDIA's persistence mode, which is turned on again at its return."""
 
     @property
     def returns(self) -> bool:
@@ -92,17 +101,18 @@ class Binding:
             raise HostError(message, _SERVICE)
         with hold(self._tree, [_lock(address)], self._host.on_note):
             self._require_free(address, owner)
-            file, seen = _file(address), self._host.scan_devices()
-            if self._of(address) is None:
-                device = seen.device(address)
-                origin = seen.origin(device)
-                was_bound = device.is_on_vfio and origin is None
-                driver = (origin.state.driver if origin else device.driver) or ""
-                now = round(time.time(), 3)
-                made = Bound(owner, address, how.is_sticky, self._boot, driver, was_bound, now)
-                write_record(self._tree, file, made)
+            seen = self._host.scan_devices()
+            made = self._of(address)
+            if made is None:
+                made = self._made(seen, address, how, owner)
+                write_record(self._tree, _file(address), made)
             unit = unit_of(seen, address, how)
-            self._patiently(lambda: self._host.apply(request_of(unit)))
+            self._set_persistence(seen, made, is_on=False)
+            try:
+                self._patiently(lambda: self._host.apply(request_of(unit)))
+            except RefusedOrUndone:
+                self._set_persistence(seen, made, is_on=True)
+                raise
         return unit_of(self._host.scan(), address, how)
 
     def give_back(self, owner: str) -> None:
@@ -122,7 +132,32 @@ class Binding:
             is_there = made.boot == self._boot and seen.device_named(str(made.address)) is not None
             if is_there and made.returns:
                 self._patiently(lambda: self._unbind(made.address))
+                self._set_persistence(self._host.scan_devices(), made, is_on=True)
             self._tree.remove(_file(made.address))
+
+    def _made(self, seen: HostSnapshot, address: PciAddress, how: OnDemand, owner: str) -> Bound:
+        """What is recorded of a device before it is bound."""
+        device = seen.device(address)
+        origin = seen.origin(device)
+        return Bound(
+            owner,
+            address,
+            how.is_sticky,
+            self._boot,
+            (origin.state.driver if origin else device.driver) or "",
+            was_bound=device.is_on_vfio and origin is None,
+            since=round(time.time(), 3),
+            was_persistent=device.driver == _NVIDIA and bool(read_persistence(self._tree, address)),
+        )
+
+    def _set_persistence(self, seen: HostSnapshot, made: Bound, *, is_on: bool) -> None:
+        """Turn persistence mode of this GPU off before a bind, and on again afterwards.
+
+        In this mode NVIDIA's driver never releases a GPU; nvidia-persistenced closes it then.
+        """
+        device = seen.device(made.address)
+        if made.was_persistent and device.driver == _NVIDIA:
+            set_mode(self._tree, SetPersistence(device.identity, before=not is_on, after=is_on))
 
     def _unbind(self, address: PciAddress) -> None:
         seen = self._host.scan(with_users=True)

@@ -1,0 +1,245 @@
+"""A claim binds an NVMe disk, a container opens its VFIO node, and the disk returns unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.cluster import NODE
+from tests.lab import containers
+from tests.lab.command import document, vfiomgr
+from tests.lab.cri import Pod
+from tests.lab.test_node_claims import Node, place, running
+from tests.lab.topology import EVERY_MOMENT_VARIABLE
+from vfiomgr.node.dra.binding import DIRECTORY
+from vfiomgr.users.node_agent import CONTROL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
+
+    from tests.lab.topology import Topology
+
+__all__ = ["place"]
+
+pytestmark = [pytest.mark.topology("workstation"), pytest.mark.pods]
+
+_KILLS = 60 if os.environ.get(EVERY_MOMENT_VARIABLE) else 6
+_MARK = b"the data of the host" * 50
+_LAYOUT = """\
+version: vfiomgr/v1
+layouts:
+  mixed:
+    devices:
+      - select: {{address: "{}"}}
+        state: on-demand
+"""
+_PROBE = """
+cd /dev
+for node in vfio/[0-9]*; do (: <>$node) && echo "opened $node"; done
+"""
+
+
+@pytest.fixture
+def disk(topology: Topology, tmp_path: Path) -> Iterator[str]:
+    """An NVMe disk with data that claims may bind."""
+    address = topology.addresses["disk"]
+    file = tmp_path / "layout.yaml"
+    file.write_text(_LAYOUT.format(address))
+    vfiomgr("layout", "install", str(file))
+    _block(address).write_bytes(_MARK)
+    yield address
+    vfiomgr("layout", "uninstall")
+    assert _driver(address) == "nvme"
+    assert _bound() == []
+
+
+def _driver(address: str) -> str:
+    return Path(f"/sys/bus/pci/devices/{address}/driver").resolve().name
+
+
+def _group(address: str) -> str:
+    return Path(f"/sys/bus/pci/devices/{address}/iommu_group").resolve().name
+
+
+def _of_node(node: Node) -> list[Any]:
+    """The slices with the devices of the node that are not vGPUs."""
+    found = node.server.objects("resourceslices")
+    return [each for each in found if each["spec"]["pool"]["name"] == NODE]
+
+
+def _block(address: str) -> Path:
+    """The block device of the disk, as soon as the kernel has it."""
+    end = time.monotonic() + 60
+    while True:
+        for name in Path(f"/sys/bus/pci/devices/{address}").glob("nvme/nvme*/nvme*n*"):
+            if (node := Path("/dev") / name.name).exists():
+                return node
+        assert time.monotonic() < end, "nvme finds no disk"
+        time.sleep(0.1)
+
+
+def _content(address: str) -> bytes:
+    with _block(address).open("rb") as file:
+        return file.read(len(_MARK))
+
+
+def _bound() -> list[str]:
+    """The records of devices that were bound for claims."""
+    with suppress(FileNotFoundError):
+        return os.listdir(DIRECTORY)
+    return []
+
+
+def _run(*command: object, must_work: bool = True) -> None:
+    subprocess.run(tuple(map(str, command)), check=must_work, stdin=subprocess.DEVNULL)
+
+
+def _name(address: str) -> str:
+    return "pci-" + address.replace(":", "-").replace(".", "-")
+
+
+def _spent(pid: int) -> float:
+    """The seconds of processor time of a process and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for one in found:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+@asynccontextmanager
+async def _refused_at_first(node: Node, word: str) -> AsyncIterator[None]:
+    """Within it a claim is refused with this word; after it the claim gets its device."""
+    task = asyncio.create_task(node.prepare())
+    try:
+        await node.until(lambda: any(word in text for text in node.claims.failures))
+        yield
+    except BaseException:
+        task.cancel()
+        raise
+    await _in_time(task)
+
+
+async def _in_time(story: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(300):
+        return await story
+
+
+def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: Path) -> None:
+    containerd = containers.for_pods()
+    containerd.start()
+    told: list[str] = []
+
+    async def story() -> None:
+        async with running(place) as node:
+            (found,) = document("node", "status")["on_demand"]
+            assert (found["id"], found["healthy"]) == (disk, True)
+            slices = _of_node(node)
+            node.allocate(_name(disk))
+            begun, spent = time.monotonic(), sum(map(_spent, _family(node.agent.pid)))
+            (device,) = await _in_time(node.prepare())
+            spent = sum(map(_spent, _family(node.agent.pid))) - spent
+            told.append(f"prepared in {time.monotonic() - begun:.2f} s ({spent:.2f} s processor)")
+            assert _driver(disk) == "vfio-pci"
+            (claim,) = document("node", "status")["claims"]
+            assert (claim["claim"], claim["driver"], claim["returns"]) == ("ml/gpu", "nvme", True)
+
+            pod = Pod(containerd.address, place / "logs", "claim")
+            names, command = list(device.cdi_device_ids), ["/bin/busybox", "sh", "-c", _PROBE]
+            status, output = await asyncio.to_thread(pod.run, containers.IMAGE, names, command)
+            await asyncio.to_thread(pod.remove)
+            assert (status, output.split()) == (0, ["opened", f"vfio/{_group(disk)}"])
+
+            begun = time.monotonic()
+            await _in_time(node.unprepare())
+            told.append(f"returned in {time.monotonic() - begun:.2f} s")
+            assert _driver(disk) == "nvme"
+            assert _content(disk) == _MARK
+            assert _of_node(node) == slices
+
+    asyncio.run(story())
+    print("; ".join(told))
+
+
+def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
+    disk: str, place: Path, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            mounted = tmp_path / "mounted"
+            mounted.mkdir()
+            _run("mke2fs", "-q", "-F", _block(disk))
+            _run("mount", _block(disk), mounted)
+            node.allocate(_name(disk))
+            try:
+                async with _refused_at_first(node, str(mounted)):
+                    assert _driver(disk) == "nvme"
+                    _run("umount", mounted)
+            finally:
+                _run("umount", "-q", mounted, must_work=False)
+            assert _driver(disk) == "vfio-pci"
+            await _in_time(node.unprepare())
+            assert _driver(disk) == "nvme"
+
+            _block(disk).write_bytes(_MARK)
+            with _block(disk).open("rb") as opened:
+                holder = await asyncio.create_subprocess_exec("sleep", "10", stdin=opened)
+            node.allocate(_name(disk), name="later", uid="2")
+            before = len(node.claims.failures)
+            await _in_time(node.prepare("later", "2"))
+            assert holder.returncode == 0 or await holder.wait() == 0
+            assert node.claims.failures[before:] == []
+            await _in_time(node.unprepare("later", "2"))
+            assert _content(disk) == _MARK
+
+    asyncio.run(story())
+
+
+def test_kills_at_random_moments_lose_nothing(disk: str, place: Path) -> None:
+    """The agent with all its children, or only a child; the kubelet asks again."""
+    chance = random.Random(7)  # noqa: S311 - moments
+
+    async def killed(node: Node, story: Awaitable[object], seconds: float) -> None:
+        task = asyncio.ensure_future(story)
+        await asyncio.sleep(chance.uniform(0, seconds))
+        family = _family(node.agent.pid)
+        with_agent = chance.random() < 0.5
+        for pid in family if with_agent else family[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if with_agent:
+            await node.agent.wait()
+            await _in_time(node.start_agent())
+        await _in_time(task)
+
+    async def story() -> None:
+        async with running(place) as node:
+            for number in map(str, range(_KILLS)):
+                node.allocate(_name(disk), name=f"claim-{number}", uid=number)
+                await killed(node, node.prepare(f"claim-{number}", number), 3)
+                assert _driver(disk) == "vfio-pci"
+                assert len(_bound()) == 1
+                await killed(node, node.unprepare(f"claim-{number}", number), 3)
+                assert _driver(disk) == "nvme"
+                assert _bound() == []
+                assert _content(disk) == _MARK
+            assert "nothing" in vfiomgr("recover").stdout
+
+    asyncio.run(story())
+    Path(CONTROL).unlink(missing_ok=True)
