@@ -295,6 +295,9 @@ async def pod_devices(socket: str) -> tuple[dict[Key, str], dict[str, ClaimUse]]
                 pods.update(dict.fromkeys(keys, f"{name}/{container.name}"))
             for claim in container.dynamic_resources:
                 _add_claim(claims, claim, name)
+                others = (e for e in claim.claim_resources if e.driver_name != DRIVER)
+                keys = ((each.driver_name, each.device_name) for each in others)
+                pods.update(dict.fromkeys(keys, f"{name}/{container.name}"))
     return pods, claims
 
 
@@ -415,13 +418,23 @@ class PodLedger:
         self._allocated.update({(resource, device): now for device in devices})
 
     def held(self, offered: Inventory) -> dict[str, str]:
-        """The pods of the devices of these resources."""
+        """The pods of these devices; those that claims bind, also from others' plugins."""
         ours = {resource.name for resource in offered.resources}
-        return {device: pod for (name, device), pod in self.pods.items() if name in ours}
+        found = {device: pod for (name, device), pod in self.pods.items() if name in ours}
+        others = {unit.id: self.pod_of(unit.id, unit.aliases) for unit in offered.on_demand}
+        return found | {device: pod for device, pod in others.items() if pod}
 
-    def pod_of(self, device: str) -> str:
-        """The pod that has a device, also one that the kubelet has not named yet; or nothing."""
-        pods = (pod for (_, held), pod in self.pods.items() if held == device)
+    def pod_of(self, device: str, aliases: Iterable[str] = ()) -> str:
+        """The pod that has a device, also one that the kubelet has not named yet; or nothing.
+
+        `aliases` are what other plugins call it, perhaps with the number of a share behind.
+        """
+        beginnings = tuple(f"{name}{mark}" for name in aliases for mark in ("-", "::"))
+        pods = (
+            pod
+            for (_, held), pod in self.pods.items()
+            if held == device or held in aliases or held.startswith(beginnings)
+        )
         is_given = any(given == device for _, given in self._allocated)
         return next(pods, "that starts now" if is_given else "")
 

@@ -78,6 +78,8 @@ class NodeUnit(Value):
     """The owner and mode of its nodes in a container."""
     on_demand: OnDemand | None = None
     """How claims bind it, for a device that is on its host driver without a claim."""
+    aliases: tuple[str, ...] = ()
+    """What other device plugins and DRA drivers call it while it is on its host driver."""
 
     @property
     def is_healthy(self) -> bool:

@@ -13,21 +13,28 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import blocker, diagnostics_of
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths
 from vfiomgr.node.model import NodeUnit, OnDemand
 from vfiomgr.passthrough.plan import drivers_for
 from vfiomgr.passthrough.steps import Bind
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Inventory, NodeSettings
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
     Judge = Callable[[NodeUnit], NodeUnit]
 
+_NODE = expression(r"/dev/(nvidia|dri/card)([0-9]+)")
+_GPUS = HostPath("/proc/driver/nvidia/gpus")
+_UUID = expression(r"(?m)^GPU UUID:\s+(GPU-[0-9a-f-]{36})\s*$")
 _OF_BOUND = frozenset({"wrong-driver", "group-not-viable", "node-missing", "node-owner"})
 """Rules of bound devices, about what a bind changes."""
 
@@ -80,7 +87,34 @@ def unit_of(host: HostSnapshot, address: PciAddress, how: OnDemand) -> NodeUnit:
         driver=drivers[address].driver,
         access=node_access(host, offer),
         on_demand=how,
+        aliases=() if is_bound else tuple(_aliases(first)),
     )
+
+
+def _aliases(device: PciDevice) -> Iterator[str]:
+    """What others call a GPU by its nodes.
+
+    NVIDIA's DRA driver: `gpu-MINOR` (CanonicalName in cmd/gpu-kubelet-plugin/deviceinfo.go).
+    Intel's device plugin: `cardN-SHARE` (cmd/gpu_plugin/gpu_plugin.go).
+    """
+    for node in device.nodes:
+        if (found := _NODE.fullmatch(node)) is not None:
+            kind, number = found.groups()
+            yield f"gpu-{number}" if kind == "nvidia" else f"card{number}"
+
+
+def with_uuids(tree: HostTree, units: tuple[NodeUnit, ...]) -> tuple[NodeUnit, ...]:
+    """The units with the UUIDs of NVIDIA's GPUs, by which its device plugin calls them."""
+    return tuple(
+        replace(unit, aliases=(*unit.aliases, uuid)) if (uuid := _uuid(tree, unit)) else unit
+        for unit in units
+    )
+
+
+def _uuid(tree: HostTree, unit: NodeUnit) -> str | None:
+    text = "" if unit.nodes else tree.read_text(_GPUS / unit.id / "information") or ""
+    found = _UUID.search(text)
+    return None if found is None else found[1]
 
 
 def _judged(host: HostSnapshot, unit: NodeUnit, judged: NodeUnit) -> NodeUnit:

@@ -26,6 +26,7 @@ from vfiomgr.node.messages import ClaimFacts, Question, Report, Settings, read, 
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.observing import GpuModes, Observer, forgiven
 from vfiomgr.node.offers import SETTLE, Sandboxes
+from vfiomgr.node.on_demand import with_uuids
 from vfiomgr.node.plan import inventory
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest
@@ -241,6 +242,7 @@ class Scanner:
             seen = self._modes.added_to(seen, tree)
         written = read_written(tree)
         complete = self._inventory(seen, now, written, settings)
+        complete = replace(complete, on_demand=with_uuids(tree, complete.on_demand))
         created = self._created()
         found = self._previous = complete.without(created)
         pools = self._made_pools(seen, complete, created)

@@ -250,7 +250,7 @@ class Driver:
             for (pool, name), claim in self._allocated.items()
             if (device := self._device(pool, name)) is not None and device.target.unit
         }
-        free = {u: claim for u, claim in allocated.items() if not self._ledger.pod_of(u)}
+        free = {u: claim for u, claim in allocated.items() if not self._pod_of(u)}
         return {**free, **self._preparing.held}
 
     @property
@@ -331,32 +331,58 @@ class Driver:
             raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
 
     async def _await_pods(self, claim: Claim) -> None:
-        """Wait until no pod has a device of a claim from the device plugin, or raise Refusal."""
+        """Wait until no pod has a device of a claim from a device plugin, or raise Refusal.
+
+        The kubelet is asked before a device is bound: others' plugins may have given it to a pod.
+        """
         end = time.monotonic() + _HANDOVER
-        while self._taken(claim):
-            await self._ledger.ask()
+        is_known = not self._binds(claim)
+        while True:
+            if is_known and not self._taken(claim):
+                return
+            is_known = await self._ledger.ask() is not None
             taken = self._taken(claim)
-            if taken is None:
+            if is_known and taken is None:
                 return
             if time.monotonic() >= end:
-                unit, pod = taken
-                message = (
-                    f"cannot prepare claim {claim}: "
-                    f"{unit} is assigned to pod {pod} by the device plugin"
-                )
-                raise Refusal(message, "delete one of the two pods")
+                raise _still_taken(claim, taken)
             await asyncio.sleep(_AGAIN)
+
+    def _binds(self, claim: Claim) -> bool:
+        """Whether a device of a claim is to be bound."""
+        devices = (self._device(each.pool, each.device) for each in claim.devices)
+        return any(device is not None and device.target.on_demand for device in devices)
 
     def _taken(self, claim: Claim) -> tuple[str, str] | None:
         """A unit of a claim that a pod has from the device plugin, and the pod."""
         for allocated in claim.devices:
             device = self._device(allocated.pool, allocated.device)
             unit = "" if device is None else device.target.unit
-            if unit and (pod := self._ledger.pod_of(unit)):
+            if unit and (pod := self._pod_of(unit)):
                 return unit, pod
         return None
+
+    def _pod_of(self, unit: str) -> str:
+        """The pod that has a unit, from this device plugin or from that of others."""
+        known = self._units.get(unit)
+        return self._ledger.pod_of(unit, () if known is None else known.aliases)
 
 
 def _health(pool: str, device: str, unit: NodeUnit) -> DeviceHealth:
     reasons = (reason.summary for reason in unit.reasons)
     return DeviceHealth(pool, device, "; ".join(reasons))
+
+
+def _still_taken(claim: Claim, taken: tuple[str, str] | None) -> Refusal:
+    """The refusal of a claim whose device a pod has, or may have."""
+    if taken is None:
+        message = (
+            f"cannot prepare claim {claim}: the kubelet does not report which pods have devices"
+        )
+        return Refusal(message, "see the log of the kubelet, and: vfiomgr node status")
+    unit, pod = taken
+    message = (
+        f"cannot prepare claim {claim}: "
+        f"{unit} is assigned to pod {pod} by a device plugin or another driver"
+    )
+    return Refusal(message, "delete one of the two pods")

@@ -322,7 +322,7 @@ async def test_a_claim_gets_the_device_of_a_pod_as_soon_as_the_kubelet_says_that
         made.agent._pods_at = math.inf  # the kubelet is asked by whoever needs the answer
         made.allocate(DEVICE)
         monkeypatch.setattr(driver, "_HANDOVER", 0.0)
-        with pytest.raises(PrepareError, match=r"is assigned to pod .* by the device plugin"):
+        with pytest.raises(PrepareError, match=r"is assigned to pod .* by a device plugin"):
             await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
         await made.plugins.restart_containers("ml/pod")  # the pod still has its device
         assert made.agent._pages.status().claims == ()
