@@ -96,7 +96,7 @@ async def running(place: Path) -> AsyncIterator[Running]:
         await made.stop()
 
 
-def claims_in(status: dict[str, Any]) -> list[tuple[str, str]]:
+def claims_in(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(each["device"], each["claim"]) for each in status["claims"]]
 
 
