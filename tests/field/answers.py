@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tests.field.host import FieldKernel
+    from vfiomgr.libvirt.model import Hypervisor
 
 _MEMORY = "/dev/shm"  # noqa: S108 - each run makes a directory of its own there
 _START = re.compile(r"(?=^\S)", re.MULTILINE)
@@ -96,9 +97,13 @@ def _ask(kernel: FieldKernel, command: str) -> Answer:
     def tree(root: str) -> HostTree:
         return kernel if root in ("/", kernel.root) else HostTree(root)
 
+    def libvirt(uri: str, **_options: object) -> Hypervisor:
+        return kernel.hypervisor(uri)
+
     output = io.StringIO()
     with (
         patch("vfiomgr.snapshot.source.HostTree", tree),
+        patch("vfiomgr.libvirt.commands.preflight.hypervisor_at", libvirt),
         patch.object(sys, "argv", ["vfiomgr", *shlex.split(command)]),
         redirect_stdout(output),
         redirect_stderr(output),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import string
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.fakes.containerd import Containerd
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.programs import Said
 from tests.field.machine import FIRST_WITH_CDEVS, lay_out, version_of
+from vfiomgr.libvirt.model import Hypervisor
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -90,6 +93,16 @@ class FieldKernel(FakeKernel):
             path = name if name.startswith("/") else f"/usr/bin/{name}"
             self.programs.install(path)
             self.programs.known[path] = _Printing(name, outputs)
+        self._outputs = outputs
+
+    def hypervisor(self, uri: str) -> Hypervisor:
+        """What the libvirt of this host reports if a command connects to it."""
+        libvirt, qemu = (self._release_of(each) for each in ("libvirtd ", "qemu-system-"))
+        return Hypervisor(uri, libvirt, qemu, offers_vfio=True, has_kvm=True)
+
+    def _release_of(self, program: str) -> Version:
+        text = next(text for line, text in self._outputs.items() if line.startswith(program))
+        return Version.parse(text.lstrip(string.ascii_letters + "() "))
 
 
 class _Printing(NamedTuple):

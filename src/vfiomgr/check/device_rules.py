@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _AMD, _NVIDIA = "1002", "10de"
 _OWN_RESET = "device_specific"
 _VENDOR_RESET = "vendor_reset"
+_FAILED = "vendor-reset-failed"
 _PAGE = "https://github.com/gnif/vendor-reset"
 _FAMILIES = {
     "Polaris 10": "67c0 67c1 67c2 67c4 67c7 67c8 67c9 67ca 67cc 67cf 67d0 67df 6fdf",
@@ -76,6 +77,18 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             (*map(_family, devices), f"{_PAGE} lists these device IDs"),
             "after the kernel's resets these GPUs may not initialize again until a power cycle",
             _own_reset(devices, is_loaded=facts.module(_VENDOR_RESET).is_present),
+        )
+    logged = {one.address: one.text for one in facts.kernel_log or () if one.name == _FAILED}
+    failed = [d for d in found if d not in devices and str(d.address) in logged]
+    if failed:
+        yield finding(
+            "amd-reset",
+            "warning",
+            "vendor-reset failed to reset an AMD GPU",
+            (*map(_family, failed), *(f"kernel log: {logged[str(d.address)]}" for d in failed)),
+            "it may need the SMU of the GPU (BACO reset), which the guest halts at shutdown",
+            f"update vendor-reset to a newer state ({_PAGE}: since May 2026 it resets Vega 10 by "
+            "its PSP, without the SMU), or reboot the host between guests",
         )
 
 

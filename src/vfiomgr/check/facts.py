@@ -17,6 +17,7 @@ from vfiomgr.check.model import (
     MemlockLimit,
     ModuleSetting,
     Readiness,
+    SelinuxDenial,
     UnitSetting,
 )
 from vfiomgr.expressions import expression
@@ -56,6 +57,7 @@ _TOOLS = (
     "dnf",
     "zypper",
     "pacman",
+    "cloud-hypervisor",
 )
 _FILES = (
     "/etc/kernel/cmdline",
@@ -257,7 +259,15 @@ _MODPROBE = tuple(
     f"{above}/modprobe.d" for above in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
 _COMMANDS = ("options", "blacklist", "install")
-_OPTIONS = ("VFIO", "VFIO_PCI", "VFIO_DEVICE_CDEV", "IOMMUFD", "IRQ_REMAP")
+_OPTIONS = (
+    "VFIO",
+    "VFIO_PCI",
+    "VFIO_DEVICE_CDEV",
+    "IOMMUFD",
+    "IRQ_REMAP",
+    "ARM64_4K_PAGES",
+    "ARM64_64K_PAGES",
+)
 _CONFIG = expression(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)
 _CONFIG_GZ = HostPath("/proc/config.gz")
 _CONFIG_LIMIT = 4 << 20
@@ -439,6 +449,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         hardening=tuple(_hardening(tree)),
         has_kvm=_has_kvm(tree, has_dev=has_dev),
         kernel_log=read_kernel_log(tree),
+        denials=tuple(dict.fromkeys(_denials(tree)))[-_MOST_DENIALS:],
     )
 
 
@@ -528,6 +539,32 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
     if found is None:
         return None
     return tuple(FirmwareFramebuffer(each.name, each.function) for each in found)
+
+
+_AUDIT_LOG = HostPath("/var/log/audit/audit.log")
+_AUDIT_LIMIT = 16 << 20
+"""Bytes of the audit log that are read; auditd rotates it at 8 MiB by default."""
+_ENFORCE = HostPath("/sys/fs/selinux/enforce")
+_MOST_DENIALS = 4
+_DENIAL = expression(
+    r'(avc: +denied +\{ ([\w ]+) \} for .*?comm="'
+    r'((?:libvirtd|virtq?emud|qemu|containerd|crio|dockerd|podman|kubelet|virt-)[^"]*)"'
+    r"(.*?) scontext=(\S+) tcontext=\S+)(?!.*permissive=1)"
+)
+_OF_DEVICES = expression(r'path="(/dev/vfio[^"]*|/(?:etc|run|var/run)/cdi[^"]*|/sys/[^"]*)"')
+_IN_SYSFS = expression(r'name="([^"]+)" dev="sysfs"')
+
+
+def _denials(tree: HostTree) -> Iterator[SelinuxDenial]:
+    """Accesses to devices that an enforcing SELinux denied; none if the log is not readable."""
+    if tree.read(_ENFORCE) != "1":
+        return
+    text = (tree.read_bytes(_AUDIT_LOG, _AUDIT_LIMIT) or b"").decode("utf-8", "replace")
+    for line, permission, program, about, context in _DENIAL.findall(text):
+        path, name = _OF_DEVICES.search(about), _IN_SYSFS.search(about)
+        target = path[1] if path else f"{name[1]} in /sys" if name else ""
+        if target:
+            yield SelinuxDenial(program, permission, target, context, line)
 
 
 _RECORDED_LOG = "/var/log/dmesg"

@@ -93,6 +93,18 @@ BOUNDS = "CapabilityBoundingSet"
 """The setting of systemd without CAP_SYS_RESOURCE, with which libvirt cannot raise a limit."""
 
 
+class SelinuxDenial(Value):
+    """An access to a device, or to files about devices, that an enforcing SELinux denied."""
+
+    program: str
+    permission: str
+    target: str
+    context: str
+    """The context of the program."""
+    line: str
+    """The record of the audit log, without its types."""
+
+
 class MemlockLimit(Value):
     """The limit on locked memory of a service or user, or what keeps a service from raising it."""
 
@@ -172,6 +184,7 @@ class Readiness(Value):
     """Whether KVM offers its node, also if it is not in this container; None without /dev."""
     kernel_log: tuple[LoggedMessage, ...] | None = None
     """The known messages of the kernel log; None if it cannot be read."""
+    denials: tuple[SelinuxDenial, ...] = ()
 
     @property
     def iommu_widths(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.check import device_rules, driver_rules, log_rules, platform_rules
+from vfiomgr.check import device_rules, driver_rules, log_rules, machine_rules, platform_rules
 from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
@@ -134,6 +134,11 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, device_rules.i915_vfs, "i915-vfs"),
             reading(_READINESS, device_rules.without_mdevctl, "mdevctl-missing"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
+            reading(_READINESS, machine_rules.iommu_page_size, "iommu-page-size"),
+            reading(_READINESS, machine_rules.bar_below_page, "bar-below-page"),
+            reading(_READINESS, machine_rules.hidden_addresses, "xen-hide-invalid"),
+            reading(_READINESS, machine_rules.selinux_denials, "selinux-denied"),
+            reading(_READINESS, machine_rules.flr_trouble, "flr-broken"),
             reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),
             reading(_READINESS, _kernel_log, "kernel-log"),
         ),

@@ -1,0 +1,140 @@
+"""Rules about what a machine, its page size or its security policy denies devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.model import command_line
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
+from vfiomgr.host.kernel import parameters
+from vfiomgr.units import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_APPLE = "apple,"
+_LARGE_PAGE = 64 << 10
+
+
+def iommu_page_size(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report pages smaller than those of Apple's IOMMU (drivers/iommu/apple-dart.c)."""
+    names = [name for name in host.kernel.compatible if name.startswith(_APPLE)]
+    if names and facts.config.get("ARM64_4K_PAGES") == "y":
+        yield finding(
+            "iommu-page-size",
+            "warning",
+            "the kernel has pages of 4 KiB, but the IOMMU of this machine has pages of 16 KiB",
+            (
+                f"{facts.config_source}: CONFIG_ARM64_4K_PAGES=y",
+                f"/proc/device-tree/compatible: {names[0]}",
+            ),
+            "Apple's IOMMU (DART) cannot map smaller pages: DMA of PCIe devices fails, on the host "
+            "and in guests",
+            "boot a kernel with pages of 16 KiB (CONFIG_ARM64_16K_PAGES)",
+        )
+
+
+def bar_below_page(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report BARs that KVM cannot map for Cloud Hypervisor, as they are not entire pages."""
+    tools = facts.distribution.tools if facts.distribution is not None else ()
+    if facts.config.get("ARM64_64K_PAGES") != "y" or "cloud-hypervisor" not in tools:
+        return
+    bars = [
+        (device, bar)
+        for device in host.devices
+        if device.is_on_vfio
+        for bar in device.bars
+        if bar.is_memory and 0 < bar.size < _LARGE_PAGE
+    ]
+    if bars:
+        yield finding(
+            "bar-below-page",
+            "info",
+            "Cloud Hypervisor may fail with BARs smaller than the kernel's page size of 64 KiB",
+            (
+                f"{facts.config_source}: CONFIG_ARM64_64K_PAGES=y",
+                *(f"{device}: BAR {bar.index} of {size(bar.size)}" for device, bar in bars),
+            ),
+            "KVM maps only entire pages for a guest: a release that does not expand the BAR to a "
+            "page gets EINVAL",
+            "use Cloud Hypervisor of April 2026 or later (its pull request 7939), or QEMU, or boot "
+            "a kernel with 4 KiB pages",
+        )
+
+
+_HIDE = "xen-pciback.hide"
+_HIDDEN = expression(r"\(([^()]*)\)")
+_FUNCTION = expression(r"(?i)(?:[0-9a-f]{1,4}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.(?:[0-7]|\*)")
+_XEN_CMDLINE = "/opt/xensource/libexec/xen-cmdline"
+
+
+def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report addresses in xen-pciback.hide= that pciback does not accept (pcistub_init)."""
+    for one in parameters(host.kernel.command_line, _HIDE):
+        given = _HIDDEN.findall(one.value)
+        wrong = [each for each in given if not _FUNCTION.fullmatch(each)]
+        if not wrong:
+            continue
+        value = "".join(f"({_corrected(each)})" for each in given)
+        is_server = facts.distribution is not None and facts.distribution.id == "xenenterprise"
+        how = f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
+        yield finding(
+            "xen-hide-invalid",
+            "warning",
+            f"{_HIDE}= has an invalid address: {', '.join(wrong)}",
+            (f"/proc/cmdline: {one.word}",),
+            "pciback stops at the first invalid address: that function and the next ones stay with "
+            "dom0",
+            f"{how}, and reboot"
+            if is_server
+            else f"write {_HIDE}={value}{command_line(host)}, and reboot",
+        )
+
+
+def _corrected(address: str) -> str:
+    """With one colon where there are several, and with the domain."""
+    bus = ":".join(filter(None, address.split(":")))
+    return bus if bus.count(":") > 1 else f"0000:{bus}"
+
+
+def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report what SELinux denied to programs that start guests or containers."""
+    for one in facts.denials:
+        policy = "the policy of the confined program (container-selinux, selinux-policy)"
+        if "virt_launcher" in one.context:
+            policy = "KubeVirt to a later release, whose policy virt_launcher allows it"
+        yield finding(
+            "selinux-denied",
+            "warning",
+            f"SELinux denied {one.program}: {one.permission} on {one.target}",
+            (f"/var/log/audit/audit.log: {one.line}", "/sys/fs/selinux/enforce: 1"),
+            "owner and mode of the file do not matter then",
+            f"update {policy}; or allow it in a module of your own: ausearch -m avc -c "
+            f"{one.program} | audit2allow -M local, then semodule -i local.pp",
+        )
+
+
+def flr_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report functions that were not ready after a function-level reset, and have another one."""
+    for logged in facts.kernel_log or ():
+        device = host.device_named(logged.address) if logged.address else None
+        if logged.name != "reset-timeout" or "after FLR" not in logged.text or device is None:
+            continue
+        place = f"/sys/bus/pci/devices/{device.address}/reset_method"
+        others = [method for method in device.reset_method if method != "flr"]
+        if device.reset_method[:1] == ("flr",) and others:
+            yield finding(
+                "flr-broken",
+                "warning",
+                f"FLR (function-level reset) of {device} failed: it was not ready in time",
+                (f"kernel log: {logged.text}", f"{place}: {' '.join(device.reset_method)}"),
+                "the kernel uses the first method of reset_method when a guest starts and stops, "
+                "and a device that does not return may freeze the host",
+                f"use the next reset method: vfiomgr bind {device.address} --reset-method "
+                f"{others[0]}; newer kernels do not use FLR for some of these devices",
+                subject=device,
+            )

@@ -1,0 +1,144 @@
+"""What a machine, its page size or its security policy denies devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.check.test_rules import amd, device, facts, found, host
+from tests.unit.host_files import tree_of
+from vfiomgr.check.facts import read_readiness
+from vfiomgr.check.model import Distribution, SelinuxDenial
+from vfiomgr.messages.known import LoggedMessage
+from vfiomgr.pci.model import Bar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
+SMALL = Bar(0, 1 << 38, 16 << 10, is_memory=True, is_64bit=True, is_prefetchable=False)
+WITH_CLH = Distribution("debian", "Debian 13", ("cloud-hypervisor",))
+PAGES_64K = {"config_source": "/boot/config", "config": {"ARM64_64K_PAGES": "y"}}
+AUDIT = (
+    'type=AVC msg=audit(1.0:1): avc:  denied  { write } for  pid=4 comm="libvirtd" '
+    'name="config" dev="sysfs" ino=1 scontext=a:b:virt_launcher.process:s0 '
+    "tcontext=a:b:sysfs_t:s0 tclass=file permissive=0"
+)
+
+
+def kernel(there: HostSnapshot, **changes: Any) -> HostSnapshot:
+    return replace(there, kernel=replace(there.kernel, **changes))
+
+
+@pytest.mark.parametrize(
+    ("machine", "pages", "expected"),
+    [
+        ("apple,j274", "ARM64_4K_PAGES", True),
+        ("apple,j274", "ARM64_64K_PAGES", False),
+        ("raspberrypi,5-model-b", "ARM64_4K_PAGES", False),
+    ],
+)
+def test_pages_smaller_than_those_of_apples_iommu(machine: str, pages: str, expected: Any) -> None:
+    known = facts(config_source="/boot/config", config={pages: "y"})
+    there = kernel(host(readiness=known), compatible=(machine,))
+    assert (found(there, "iommu-page-size") is not None) is expected
+    unread = kernel(host(readiness=facts()), compatible=(machine,))
+    assert found(unread, "iommu-page-size") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "known", "expected"),
+    [
+        ({}, {}, True),
+        ({"driver": "nvme"}, {}, False),
+        ({"bars": (replace(SMALL, size=64 << 10),)}, {}, False),
+        ({}, {"distribution": None}, False),
+        ({}, {"config": {"ARM64_4K_PAGES": "y"}}, False),
+    ],
+)
+def test_bars_below_a_page_for_cloud_hypervisor(
+    changes: dict[str, Any], known: dict[str, Any], expected: Any
+) -> None:
+    nvme = device(**{"class_code": "010802", "driver": "vfio-pci", "bars": (SMALL,), **changes})
+    there = host(nvme, readiness=facts(**{**PAGES_64K, "distribution": WITH_CLH, **known}))
+    assert (found(there, "bar-below-page") is not None) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "corrected"),
+    [
+        ("(0b:00.0)(0b::00.1)", "(0000:0b:00.0)(0000:0b:00.1)"),
+        ("(0000:0b:00.0)(0b:00.1)", None),
+        ("(0000:0b:00.*)", None),
+    ],
+)
+def test_addresses_that_pciback_does_not_accept(value: str, corrected: str | None) -> None:
+    words = f"ro xen-pciback.hide={value} quiet"
+    finding = found(kernel(host(readiness=facts()), command_line=words), "xen-hide-invalid")
+    assert (finding is not None) is (corrected is not None)
+    assert finding is None or f"xen-pciback.hide={corrected}" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("enforce", "line", "target"),
+    [
+        ("1", AUDIT, "config in /sys"),
+        ("1", AUDIT.replace('name="config" dev="sysfs"', 'path="/etc/cdi"'), "/etc/cdi"),
+        ("0", AUDIT, None),
+        ("1", AUDIT.replace("permissive=0", "permissive=1"), None),
+        ("1", AUDIT.replace("libvirtd", "httpd"), None),
+        ("1", AUDIT.replace('dev="sysfs"', 'dev="dm-0"'), None),
+    ],
+)
+def test_denials_of_selinux_about_devices(
+    tmp_path: Path, enforce: str, line: str, target: str | None
+) -> None:
+    files = f"sys/fs/selinux/enforce: {enforce}\nvar/log/audit/audit.log: {line}\\n{line}\n"
+    denials = read_readiness(tree_of(tmp_path, files), None, ()).denials
+    assert [each.target for each in denials] == ([target] if target else [])
+
+
+def test_a_host_without_audit_log_has_no_denials(tmp_path: Path) -> None:
+    assert not read_readiness(tree_of(tmp_path, "sys/fs/selinux/enforce: 1"), None, ()).denials
+
+
+@pytest.mark.parametrize(
+    ("context", "advice"), [("a:b:virt_launcher.process", "KubeVirt"), ("a:b:svirt_t", "update")]
+)
+def test_a_denial_is_mended_in_the_policy(context: str, advice: str) -> None:
+    denial = SelinuxDenial("libvirtd", "write", "config in /sys", context, "avc: denied")
+    finding = found(host(readiness=facts(denials=(denial,))), "selinux-denied")
+    assert finding is not None
+    assert advice in finding.remedy
+    assert found(host(readiness=facts()), "selinux-denied") is None
+
+
+@pytest.mark.parametrize(
+    ("methods", "text", "expected"),
+    [
+        (("flr", "pm"), "not ready 65535ms after FLR; giving up", True),
+        (("flr", "pm"), "not ready 65535ms after bus reset; giving up", False),
+        (("pm",), "not ready 65535ms after FLR; giving up", False),
+        (("flr",), "not ready 65535ms after FLR; giving up", False),
+    ],
+)
+def test_a_function_that_does_not_return_from_flr(
+    methods: tuple[str, ...], text: str, expected: Any
+) -> None:
+    logged = LoggedMessage("reset-timeout", text, "0000:04:00.0")
+    there = host(device(reset_method=methods), readiness=facts(kernel_log=(logged,)))
+    finding = found(there, "flr-broken")
+    assert (finding is not None) is expected
+    assert finding is None or "--reset-method pm" in finding.remedy
+
+
+def test_vendor_reset_that_failed_is_to_be_updated() -> None:
+    gpu = amd("687f", reset_method=("device_specific",))
+    logged = LoggedMessage("vendor-reset-failed", "AMD_VEGA10: failed", str(gpu.address))
+    finding = found(host(gpu, readiness=facts(kernel_log=(logged,))), "amd-reset")
+    assert finding is not None
+    assert "update vendor-reset" in finding.remedy
+    assert found(host(gpu, readiness=facts(kernel_log=())), "amd-reset") is None
