@@ -108,7 +108,7 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
         if "virt_launcher" in one.context:
             policy = "KubeVirt to a later release, whose policy virt_launcher allows it"
         yield finding(
-            "selinux-denied",
+            "selinux-access",
             "warning",
             f"SELinux denied {one.program}: {one.permission} on {one.target}",
             (f"/var/log/audit/audit.log: {one.line}", "/sys/fs/selinux/enforce: 1"),

@@ -137,7 +137,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, machine_rules.iommu_page_size, "iommu-page-size"),
             reading(_READINESS, machine_rules.bar_below_page, "bar-below-page"),
             reading(_READINESS, machine_rules.hidden_addresses, "xen-hide-invalid"),
-            reading(_READINESS, machine_rules.selinux_denials, "selinux-denied"),
+            reading(_READINESS, machine_rules.selinux_denials, "selinux-access"),
             reading(_READINESS, machine_rules.flr_trouble, "flr-broken"),
             reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),
             reading(_READINESS, _kernel_log, "kernel-log"),

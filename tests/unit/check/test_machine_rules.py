@@ -110,10 +110,10 @@ def test_a_host_without_audit_log_has_no_denials(tmp_path: Path) -> None:
 )
 def test_a_denial_is_mended_in_the_policy(context: str, advice: str) -> None:
     denial = SelinuxDenial("libvirtd", "write", "config in /sys", context, "avc: denied")
-    finding = found(host(readiness=facts(denials=(denial,))), "selinux-denied")
+    finding = found(host(readiness=facts(denials=(denial,))), "selinux-access")
     assert finding is not None
     assert advice in finding.remedy
-    assert found(host(readiness=facts()), "selinux-denied") is None
+    assert found(host(readiness=facts()), "selinux-access") is None
 
 
 @pytest.mark.parametrize(
