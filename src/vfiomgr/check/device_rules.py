@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.driver_rules import gpus
+from vfiomgr.check.driver_rules import gpus, of_containers
 from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
@@ -368,7 +368,8 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report GPUs that the kernel may power off while they are idle."""
     if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":
         return
-    devices = [d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None]
+    whole = (d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None)
+    devices = [d for d in whole if d.driver not in of_containers(facts)]
     if devices:
         yield finding(
             "d3cold",

@@ -375,8 +375,25 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
                 *map(str, loaded),
             ),
             why,
-            *_race_remedies(host, held[0], is_first=is_first),
+            *(
+                _stay(held[0])
+                if name in of_containers(facts)
+                else _race_remedies(host, held[0], is_first=is_first)
+            ),
         )
+
+
+def of_containers(facts: Readiness) -> tuple[str, ...]:
+    """The drivers that containers need, where NVIDIA's toolkit is installed."""
+    tools = facts.distribution.tools if facts.distribution is not None else ()
+    return ("nvidia",) if "nvidia-container-runtime" in tools else ()
+
+
+def _stay(first: PciDevice) -> Iterator[Remedy]:
+    yield Remedy(
+        "no action for containers, which use it on this driver (NVIDIA's container runtime is "
+        f"installed); for a guest see: vfiomgr show {first.address}"
+    )
 
 
 _SHOWN = 4

@@ -58,6 +58,7 @@ _TOOLS = (
     "zypper",
     "pacman",
     "cloud-hypervisor",
+    "nvidia-container-runtime",
 )
 _FILES = (
     "/etc/kernel/cmdline",

@@ -170,10 +170,8 @@ _WITHOUT_IORT = (
     "(ITS), or a boot by device tree, if one of them enables an SMMU; else use another machine"
 )
 _XEN = "xl pci-assignable-add ADDRESS, then: xl pci-attach DOMAIN ADDRESS"
-_QUBES = (
-    "qvm-pci attach --persistent QUBE dom0:BUS_DEVICE.FUNCTION (for a device that cannot be reset "
-    "add: --option no-strict-reset=True)"
-)
+_QUBES = "qvm-pci attach --persistent QUBE dom0:BUS_DEVICE.FUNCTION"
+_QUBES_WITHOUT_RESET = " (for a device that cannot be reset add: --option no-strict-reset=True)"
 
 
 _PCIE_WITHOUT_IOMMU = {
@@ -211,8 +209,10 @@ def iommu_remedy(host: HostSnapshot) -> str:
     need a kernel option (Documentation/admin-guide/kernel-parameters.txt).
     """
     if host.kernel.runs_on == "xen":
-        is_qubes = "qubes" in (host.kernel.release or "")
-        return f"assign devices with Xen: {_QUBES if is_qubes else _XEN}"
+        if "qubes" not in (host.kernel.release or ""):
+            return f"assign devices with Xen: {_XEN}"
+        has_resets = all(d.reset_method for d in host.devices if not d.is_bridge)
+        return f"assign devices with Xen: {_QUBES}{'' if has_resets else _QUBES_WITHOUT_RESET}"
     if without := pcie_without_iommu(host):
         return without
     words = command_line_words(host)

@@ -583,6 +583,17 @@ def test_a_host_driver_is_named_and_whether_it_comes_first(state: Any, expected:
     assert finding.evidence[0] == f"{pci_device()} is on nvidia"
 
 
+def test_a_gpu_that_containers_use_is_not_to_be_bound() -> None:
+    known = facts(distribution=replace(DEBIAN, tools=("nvidia-container-runtime",)))
+    finding = found(host(readiness=known), "host-driver")
+    assert finding is not None
+    assert "no action for containers" in finding.remedy
+    assert "vfiomgr bind" not in finding.remedy
+    assert severity(host(readiness=known), "d3cold") is None
+    taken = device(driver="vfio-pci")
+    assert severity(host(taken, readiness=known), "d3cold") == "info"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -22,6 +22,7 @@ from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HOSTNAME
 from vfiomgr.pci.capabilities import COMMON_RESETS
+from vfiomgr.pci.iommu import blockers
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.named import find_device
@@ -265,7 +266,8 @@ def _reset(host: HostSnapshot, device: PciDevice) -> str:
     """The working reset methods, and why other common ones do not work."""
     reasons = unavailable_resets(host, device)
     told = [f"{name}: {reasons[name]}" for name in COMMON_RESETS if name in reasons]
-    return "; ".join([methods_in_words(host, device) or "none", *told])
+    usable = methods_in_words(host, device) or "none"
+    return "; ".join(["bus reset only" if usable == "bus" else usable, *told])
 
 
 def _bars(device: PciDevice) -> Iterator[str]:
@@ -298,7 +300,9 @@ def _readiness(
         yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
         yield ("remedy", str(facts["remedy"]))
     else:
-        yield ("guest-ready", f"not yet: vfiomgr bind {device.address}")
+        left = blockers(host.group_members(device.iommu_group)) if device.is_on_vfio else ()
+        names = " ".join(str(each.address) for each in left or (device,))
+        yield ("guest-ready", f"not yet: vfiomgr bind {names}")
 
 
 def _is_usable(host: HostSnapshot, device: PciDevice) -> bool:
