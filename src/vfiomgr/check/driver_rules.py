@@ -133,7 +133,8 @@ def not_viable(host: HostSnapshot) -> Iterator[Diagnostic]:
                 f"no guest can open {ready[0]}: {counted(len(left), 'function')} of its IOMMU "
                 "group on host drivers",
                 tuple(f"{d} is on {d.driver}" for d in left),
-                f"VFIO gives guests only entire groups (group {group.number})",
+                f"VFIO gives guests only entire groups (group {group.number}); which functions "
+                "share a group can change with the kernel and the firmware",
                 bind_remedy(how, ready[:1], with_group=is_other),
                 *(isolation.separating(host, ready, "it") if is_other else ()),
             )

@@ -138,3 +138,36 @@ def flr_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
                 f"{others[0]}; newer kernels do not use FLR for some of these devices",
                 subject=device,
             )
+
+
+_OF_BMC = ("102b", "1a03")
+"""Vendors of the graphics of BMCs: Matrox and ASPEED."""
+_BY_DEFAULT = "the IOMMU is on by default in this kernel (CONFIG_INTEL_IOMMU_DEFAULT_ON)"
+
+
+def iommu_blocks_host(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report functions of the host whose DMA VT-d blocks, which a mode of the IOMMU avoids."""
+    logged = [one for one in facts.kernel_log or () if one.name == "dmar-fault" and one.address]
+    known = [(host.device_named(one.address), one) for one in logged]
+    own = [(device, one) for device, one in known if device and not device.is_for_guests]
+    words = [w for w in host.kernel.words if w.startswith(("intel_iommu=on", "iommu=", "iommu.p"))]
+    if not own or "iommu=pt" in words or "iommu.passthrough=1" in words:
+        return
+    is_bare = not any(
+        d.is_graphics_or_accelerator and d.vendor_id not in _OF_BMC for d in host.devices
+    )
+    only = " (this host has no GPU but that of its BMC)" if is_bare else ""
+    switch = "remove intel_iommu=on" if words else "add intel_iommu=off"
+    yield finding(
+        "iommu-blocks-host",
+        "warning",
+        f"the IOMMU blocks memory accesses of the host's own device: {own[0][0]}",
+        (
+            *(f"kernel log: {one.text}" for _, one in own),
+            f"/proc/cmdline: {' '.join(words) or 'no intel_iommu= and no iommu='}",
+        ),
+        "the firmware does not describe all memory that the device uses, or its driver is wrong"
+        + ("" if words else f", and {_BY_DEFAULT}"),
+        f"update the firmware, and add iommu=pt, which maps all memory for devices of the host; if "
+        f"no device is for guests{only}, {switch}{command_line(host)}; then reboot",
+    )

@@ -135,6 +135,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, device_rules.without_mdevctl, "mdevctl-missing"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
             reading(_READINESS, machine_rules.iommu_page_size, "iommu-page-size"),
+            reading(_READINESS, machine_rules.iommu_blocks_host, "iommu-blocks-host"),
             reading(_READINESS, machine_rules.bar_below_page, "bar-below-page"),
             reading(_READINESS, machine_rules.hidden_addresses, "xen-hide-invalid"),
             reading(_READINESS, machine_rules.selinux_denials, "selinux-access"),

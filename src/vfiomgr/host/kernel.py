@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _WORD = expression(r'(?:[^\s"]|"[^"]*"?)+')
+_PARTS = expression(r"(?m)^processor\s*: (\d+)\n(?:.+\n)*?CPU part\s*: (\w+)")
 _DEVICE_TREE = HostPath("/proc/device-tree")
 _VENDOR = HostPath("/sys/class/dmi/id/sys_vendor")
 _RELEASE = HostPath("/proc/sys/kernel/osrelease")
@@ -57,6 +58,10 @@ class KernelFacts(
     """Whether an x86 CPU shows vmx or svm; None for other CPUs."""
     compatible: tuple[str, ...] = ()
     """What the device tree calls the machine: the board first, then its SoC."""
+    machine_vendor: str | None = None
+    """The vendor of the machine as its firmware reports it (DMI)."""
+    cpu_parts: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 - msgspec copies it
+    """CPUs of an ARM host by the part number of their cores, e.g. `0xd0b`."""
     has_device_tree: bool = False
     """Whether a device tree describes the machine, and no ACPI tables of a firmware."""
 
@@ -96,7 +101,8 @@ def parameters(text: str | None, name: str) -> tuple[Parameter, ...]:
 
 def read_kernel(tree: HostTree) -> KernelFacts:
     """Read the facet."""
-    cpu = _cpu(tree)
+    text, vendor = tree.read(HostPath("/proc/cpuinfo")) or "", tree.read(_VENDOR)
+    cpu = _cpu(text)
     return KernelFacts(
         release=tree.read(_RELEASE),
         command_line=tree.read(HostPath("/proc/cmdline")),
@@ -104,13 +110,15 @@ def read_kernel(tree: HostTree) -> KernelFacts:
         cpu_vendor=cpu.get("vendor_id"),
         cpu_address_bits=_address_bits(cpu),
         architecture=_architecture(tree, cpu),
-        runs_on=_runs_on(tree, cpu),
+        runs_on=_runs_on(tree, cpu, vendor),
         cpu_virtualizes=not {"vmx", "svm"}.isdisjoint(cpu["flags"].split())
         if "flags" in cpu
         else None,
         compatible=tuple((tree.read(_DEVICE_TREE / "compatible") or "").strip("\0").split("\0"))
         if tree.exists(_DEVICE_TREE / "compatible")
         else (),
+        machine_vendor=vendor,
+        cpu_parts=_cpu_parts(text),
         has_device_tree=tree.exists(_DEVICE_TREE) and not tree.exists(ACPI_TABLES),
     )
 
@@ -120,7 +128,9 @@ _DOM0 = 1 << 11
 """XENFEAT_dom0 in include/xen/interface/features.h."""
 
 
-def _runs_on(tree: HostTree, cpu: dict[str, str]) -> Literal["xen", "guest"] | None:
+def _runs_on(
+    tree: HostTree, cpu: dict[str, str], vendor: str | None
+) -> Literal["xen", "guest"] | None:
     """What the kernel runs on, by Xen's files, the CPU, and the vendor of the virtual machine.
 
     A Xen kernel of which neither file is readable is taken for dom0, as guests have few functions.
@@ -132,7 +142,7 @@ def _runs_on(tree: HostTree, cpu: dict[str, str]) -> Literal["xen", "guest"] | N
         is_unknown = capabilities is None and features is None
         return "xen" if is_unknown or has_bit or "control_d" in (capabilities or "") else "guest"
     is_guest = "hypervisor" in cpu.get("flags", "").split()
-    return "guest" if is_guest or tree.read(_VENDOR) == "QEMU" else None
+    return "guest" if is_guest or vendor == "QEMU" else None
 
 
 def _number(hexadecimal: str) -> int:
@@ -142,11 +152,18 @@ def _number(hexadecimal: str) -> int:
         return 0
 
 
-def _cpu(tree: HostTree) -> dict[str, str]:
+def _cpu(text: str) -> dict[str, str]:
     """The fields of the first processor in /proc/cpuinfo."""
-    first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
+    first = text.partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _cpu_parts(text: str) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for number, part in _PARTS.findall(text):
+        found[part] = (*found.get(part, ()), int(number))
+    return found
 
 
 def _architecture(tree: HostTree, cpu: dict[str, str]) -> str | None:

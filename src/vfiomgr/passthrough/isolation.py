@@ -95,7 +95,7 @@ def reserved_region(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnosti
         f"IOMMU group {device.iommu_group}",
         f"IOMMU group {device.iommu_group} has memory that the firmware requires mapped 1:1 "
         f"({found}), {effect}",
-        *_without_region(host),
+        *_without_region(host, device),
         *(() if found.is_refused else (allow("reserved-region"),)),
         override=None if found.is_refused else "reserved-region",
     )
@@ -106,12 +106,18 @@ RELAXED = "relax_rmrr"
 _FIRST_PROXMOX_WITH_IT = Version(6, 5)
 
 
-def _without_region(host: HostSnapshot) -> Iterator[str]:
+def _without_region(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
     """What to do about a region that the kernel does not give up: no setting of Linux does."""
     other = "assign a device of another IOMMU group, or use another host"
     if not is_vt_d(host):
         yield f"ask the vendor for firmware without this region, or {other}"
         return
+    is_network = device.class_code.startswith("02")
+    if is_network and (host.kernel.machine_vendor or "").startswith("HP"):
+        yield (
+            "if it is a card in a slot, disable HP Shared Memory for it (System Configuration "
+            "utility in the firmware setup, or conrep)"
+        )
     values = parameters(host.kernel.command_line, "intel_iommu")
     release, version = host.kernel.release or "", host.kernel.version
     if any(RELAXED in one.value.split(",") for one in values):

@@ -142,3 +142,25 @@ def test_vendor_reset_that_failed_is_to_be_updated() -> None:
     assert finding is not None
     assert "update vendor-reset" in finding.remedy
     assert found(host(gpu, readiness=facts(kernel_log=())), "amd-reset") is None
+
+
+FAULT = LoggedMessage("dmar-fault", "DMAR: [DMA Read] Request device [04:00.0]", "0000:04:00.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "driver", "advice"),
+    [
+        ("ro quiet", "ahci", "add intel_iommu=off"),
+        ("ro intel_iommu=on", "ahci", "remove intel_iommu=on"),
+        ("ro intel_iommu=on iommu=pt", "ahci", None),
+        ("ro intel_iommu=on", "vfio-pci", None),
+    ],
+)
+def test_dma_of_the_host_that_vt_d_blocks(words: str, driver: str, advice: str | None) -> None:
+    disks = device(driver=driver, class_code="010601")
+    there = host(disks, readiness=facts(kernel_log=(FAULT,)))
+    finding = found(kernel(there, command_line=words), "iommu-blocks-host")
+    assert (finding is not None) is (advice is not None)
+    assert finding is None or (str(advice) in finding.remedy and "iommu=pt" in finding.remedy)
+    quiet = kernel(host(disks, readiness=facts()), command_line=words)
+    assert found(quiet, "iommu-blocks-host") is None

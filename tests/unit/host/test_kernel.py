@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 XEN = "sys/hypervisor/type: xen"
 
 
+def test_the_cores_of_an_arm_host_are_known_by_their_parts(tmp_path: Path) -> None:
+    cpus = "".join(
+        f"processor : {n}\\nCPU implementer : 0x41\\nCPU part : {part}\\n\\n"
+        for n, part in enumerate(("0xd05", "0xd05", "0xd0b"))
+    )
+    kernel = read_kernel(tree_of(tmp_path, f"proc/cpuinfo: {cpus}"))
+    assert kernel.cpu_parts == {"0xd05": (0, 1), "0xd0b": (2,)}
+    intel = "proc/cpuinfo: processor : 0\\nflags : fpu"
+    assert read_kernel(tree_of(tmp_path / "intel", intel)).cpu_parts == {}
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

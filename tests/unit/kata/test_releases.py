@@ -92,6 +92,15 @@ def test_a_cgroup_of_the_sandbox_may_lack_the_group_in_early_releases(
     assert [f.severity for f in found] == ["warning"] * is_found
 
 
+@pytest.mark.parametrize(("version", "is_found"), [("1.10.0", True), ("1.10.3", False)])
+def test_early_releases_give_containers_the_node_of_the_host(
+    *, version: str, is_found: bool
+) -> None:
+    release = KataRelease(Version.parse(version), "go")
+    found = list(configured_faults(release, settings("qemu")))
+    assert [f.rule for f in found] == ["vfio-node-in-container"] * is_found
+
+
 def told(hypervisor: str, *groups: int, **keys: object) -> list[str]:
     """The rules about functions of these groups with a configuration."""
     document = {"hypervisor": {hypervisor: keys}, "runtime": {}}

@@ -126,6 +126,17 @@ def test_the_remedy_depends_on_the_kernel(changes: dict[str, Any], hint: str) ->
 
 
 @pytest.mark.parametrize(
+    ("vendor", "code", "is_named"),
+    [("HP", "020000", True), ("HPE", "020000", True), ("HP", "010700", False), (None, "020000", 0)],
+)
+def test_the_shared_memory_of_hps_cards_can_be_disabled(
+    vendor: str | None, code: str, *, is_named: bool
+) -> None:
+    host = reserving(replace(HBA, class_code=code), machine_vendor=vendor)
+    assert ("HP Shared Memory" in refusal(host).hint) is bool(is_named)
+
+
+@pytest.mark.parametrize(
     ("changes", "release", "is_unusable"),
     [
         ({"class_code": "030000"}, "5.15.0", True),

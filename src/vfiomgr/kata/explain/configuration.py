@@ -568,7 +568,13 @@ RULES: RuleSet[PodContext] = register(
             ),
             reading(SETTINGS, _timeouts, "kata-kubelet-timeout"),
             reading(SETTINGS, _agent_timeout, "kata-agent-timeout"),
-            reading(SETTINGS, releases.of_configuration, "kata-hypervisor", "kata-sandbox-cgroup"),
+            reading(
+                SETTINGS,
+                releases.of_configuration,
+                "kata-hypervisor",
+                "kata-sandbox-cgroup",
+                "vfio-node-in-container",
+            ),
             reading(
                 SETTINGS, releases.of_devices, "kata-hypervisor-devices", "kata-address-spaces"
             ),

@@ -362,6 +362,7 @@ RULES: RuleSet[GuestContext] = register(
                 lambda context: context.faults,
                 "kata-hypervisor",
                 "kata-sandbox-cgroup",
+                "vfio-node-in-container",
                 "kata-hypervisor-devices",
                 "kata-address-spaces",
             ),

@@ -31,6 +31,8 @@ _VFIO_SINCE: dict[str, dict[str, Version | None]] = {
 """Hypervisors that take VFIO devices only from a release on, or never (None): HotplugAddDevice in
 virtcontainers/fc.go and stratovirt.go, add_device in runtime-rs/crates/hypervisor/src/*/
 inner_device.rs, where Dragonball's call was a comment up to 3.2. Only runtime-rs has Dragonball."""
+_WITHOUT_HOST_NODES = Version(1, 10, 3)
+"""kata-containers/runtime#2550, with its backport in #2627."""
 _CGROUP_WITH_DEVICES = Version(1, 11, 2)
 """kata-containers/runtime#2606 and #2775, with its backport #2810."""
 _MAPS_SINCE, _MAPS_GUEST_KERNEL = Version(2, 4), Version(3, 6)
@@ -60,6 +62,17 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
             (f"{settings.path}: [hypervisor.{name}]",),
             "containers with a device do not start, or start without it",
             f"use a configuration of QEMU ([hypervisor.qemu]){later}",
+            subject=settings.path,
+        )
+    if release.version < _WITHOUT_HOST_NODES:
+        yield finding(
+            "vfio-node-in-container",
+            "warning",
+            f"{release} creates the host's node /dev/vfio/GROUP in the container",
+            (f"{settings.path}: {release}",),
+            "the group is that of the host, which the guest does not have: programs in the "
+            "container find a VFIO node that does not work",
+            f"use Kata {_WITHOUT_HOST_NODES} or a later Kata",
             subject=settings.path,
         )
     is_confined = settings.value("runtime", "sandbox_cgroup_only") is True

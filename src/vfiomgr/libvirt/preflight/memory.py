@@ -310,6 +310,11 @@ def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
     is_bound = context.domain.memory.host_nodes or context.domain.cpu.pins
     if len(nodes) < 2 or not near or is_bound:  # noqa: PLR2004 - several nodes
         return
+    several = len({device.numa_node for device in near}) > 1
+    expanders = (
+        "; to show the guest which devices are near each other, give it NUMA cells, and put the "
+        "devices on expander bridges (pcie-expander-bus) with a <node>"
+    )
     yield finding(
         "numa-unbound",
         "info",
@@ -320,7 +325,8 @@ def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
             f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and "
             "pin its CPUs there, as vfiomgr libvirt domain does",
             "pass --numa strict, and pin the threads of its CPUs there with taskset",
-        ),
+        )
+        + (expanders if several else ""),
     )
 
 

@@ -164,6 +164,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(platform.beyond_iommu, "address-bits-beyond-iommu"),
             rule(platform.emulated_bits, "address-bits-beyond-host"),
             rule(platform.too_many_cpus, "too-many-cpus"),
+            rule(platform.mixed_cores, "mixed-cores"),
             rule(memory.hard_limit, "hard-limit-too-low"),
             rule(memory.session_tuning, "session-memtune"),
             rule(memory.session, "session-memory-limit"),

@@ -30,7 +30,7 @@ from vfiomgr.pci.memory import (
     large_bytes,
     memory_end,
 )
-from vfiomgr.units import GIB, MIB, Version
+from vfiomgr.units import GIB, MIB, Version, format_cpulist
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -424,4 +424,24 @@ def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
         ),
         "libvirt does not start it, because the CPU cannot use such addresses",
         f"write <maxphysaddr mode='passthrough'/> in line {line}",
+    )
+
+
+def mixed_cores(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A guest with the host's CPU model that moves between kinds of cores crashes."""
+    parts, domain = context.host.kernel.cpu_parts, context.domain
+    if domain.kind != "kvm" or domain.is_x86 or len(parts) < 2 or domain.cpu.pins:  # noqa: PLR2004
+        return
+    one, *_, other = (format_cpulist(cpus) for cpus in parts.values())
+    yield finding(
+        "mixed-cores",
+        "warning",
+        "the CPUs of the guest run on different kinds of cores of the host",
+        tuple(f"/proc/cpuinfo: CPU part {p} of CPUs {format_cpulist(c)}" for p, c in parts.items()),
+        "the guest has the CPU model of the core that it starts on, and KVM cannot emulate another "
+        "one: it crashes, or does not boot, where a CPU of it runs on the other kind",
+        context.fix(
+            f"pin its CPUs to one kind: <vcpu cpuset='{other}'> (or '{one}')",
+            f"pin QEMU to one kind of cores: taskset -c {other} (or {one})",
+        ),
     )

@@ -240,11 +240,20 @@ def _cpu(root: Element) -> DomainCpu:
         physical_bits_limit=(
             number_of(width, "limit", _MOST_BITS) if width and "limit" in width.attributes else None
         ),
-        pins=tuple(_sets_by(root.each("cputune/vcpupin"), "vcpu", _MOST_CPUS, "cpuset")),
+        pins=_pins(root, count),
         cells=tuple(_cells(root)),
         hides_kvm=is_on(root.find("features/kvm/hidden"), "state"),
         hiding=tuple(_hiding(root)),
     )
+
+
+def _pins(root: Element, count: Element | None) -> tuple[tuple[int, frozenset[int]], ...]:
+    """The CPUs of the host for each one of the guest, or for all of them alike."""
+    single = tuple(_sets_by(root.each("cputune/vcpupin"), "vcpu", _MOST_CPUS, "cpuset"))
+    if single or count is None or not count.get("cpuset"):
+        return single
+    alike = set_of(count, count.get("cpuset"))
+    return tuple((number, alike) for number in range(_count(count)))
 
 
 def _hiding(root: Element) -> Iterator[str]:

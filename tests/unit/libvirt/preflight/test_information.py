@@ -536,6 +536,29 @@ def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_foun
     assert good.found(on_pc, "other-architecture") is None
 
 
+MIXED = {"0xd05": (0, 1, 2, 3), "0xd0b": (4, 5)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "vcpu", "is_found"),
+    [
+        (MIXED, "<vcpu>", True),
+        (MIXED, "<vcpu cpuset='4-5'>", False),
+        ({"0xd0b": (0, 1)}, "<vcpu>", False),
+        ({}, "<vcpu>", False),
+    ],
+)
+def test_a_guest_of_arm_stays_on_one_kind_of_cores(
+    parts: dict[str, tuple[int, ...]], vcpu: str, *, is_found: bool
+) -> None:
+    text = xml().replace(*ARM).replace("<vcpu>", vcpu)
+    report = judge(text, host(architecture="aarch64", cpu_parts=parts))
+    finding = good.found(report, "mixed-cores")
+    assert (finding is not None) is is_found
+    assert finding is None or "<vcpu cpuset='4-5'>" in finding.remedy
+    assert good.found(judge(xml(), host(cpu_parts=parts)), "mixed-cores") is None
+
+
 def test_what_the_guest_does_not_get_takes_no_room_and_no_address_space() -> None:
     kept = pci_element("0000:01:00.1", managed="no", rest="      <address type='unassigned'/>\n")
     nested = GPU_ELEMENT + kept + "<iommu model='intel'><driver caching_mode='on'/></iommu>"
