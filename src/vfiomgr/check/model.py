@@ -97,8 +97,11 @@ class SelinuxDenial(Value):
     """An access to a device, or to files about devices, that an enforcing SELinux denied."""
 
     program: str
+    """The command of the process, as the kernel shortens it."""
     permission: str
+    """What it asked for: `write`."""
     target: str
+    """A path, or the name of a file in /sys."""
     context: str
     """The context of the program."""
     line: str
@@ -185,6 +188,7 @@ class Readiness(Value):
     kernel_log: tuple[LoggedMessage, ...] | None = None
     """The known messages of the kernel log; None if it cannot be read."""
     denials: tuple[SelinuxDenial, ...] = ()
+    """What an enforcing SELinux denied to programs that start guests or containers."""
 
     @property
     def iommu_widths(self) -> dict[str, int]:

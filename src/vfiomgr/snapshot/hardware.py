@@ -202,6 +202,13 @@ def pcie_without_iommu(host: HostSnapshot) -> str | None:
     return None
 
 
+def without_requester_ids(host: HostSnapshot) -> str | None:
+    """The SoC, if a changed device tree may give its PCIe an IOMMU that ignores requester IDs."""
+    names = ((name, soc) for name, soc in _PCIE_WITHOUT_IOMMU.items() if "BCM2712" in soc)
+    known = host.kernel.compatible
+    return next((soc for name, soc in names if any(k.startswith(name) for k in known)), None)
+
+
 def iommu_remedy(host: HostSnapshot) -> str:
     """Return the instructions that enable the IOMMU of this host, by the cause.
 

@@ -25,6 +25,7 @@ from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.filters import group_cell
+from vfiomgr.snapshot.hardware import without_requester_ids
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.redaction import Redaction
 from vfiomgr.snapshot.session import Session, pass_session
@@ -162,6 +163,8 @@ def _lines(
         *_for_guests(host, device),
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
         ("in use by", _held(host, facts["users"])),  # type: ignore[arg-type]
+        *_shared(host, device),
+        *_left_out(host, device),
         *_readiness(host, device, facts),
     ]
 
@@ -303,6 +306,23 @@ def _readiness(
         left = blockers(host.group_members(device.iommu_group)) if device.is_on_vfio else ()
         names = " ".join(str(each.address) for each in left or (device,))
         yield ("guest-ready", f"not yet: vfiomgr bind {names}")
+
+
+def _shared(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
+    """That the IOMMU of a SoC does not isolate functions from each other."""
+    if device.iommu_group is not None and host.iommu.is_on and (soc := without_requester_ids(host)):
+        weak = f"the IOMMU of {soc} ignores which function asks, and interrupts are not isolated"
+        yield ("isolation", f"only for trusted guests: {weak}")
+
+
+def _left_out(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
+    """A function of the slot of a GPU that the guest of the GPU could have, and does not."""
+    held = host.users.open_nodes
+    if device.is_graphics_or_accelerator and held.intersection(host.guest_nodes(device)):
+        for other in host.slot(device):
+            if other.is_on_vfio and held.isdisjoint(host.guest_nodes(other)):
+                why = "drivers may need all functions of the card"
+                yield ("left out", f"{other} is not in the guest: assign it too, as {why}")
 
 
 def _is_usable(host: HostSnapshot, device: PciDevice) -> bool:
