@@ -107,7 +107,9 @@ _K0S_MAIN = HostPath("/etc/k0s/containerd.toml")
 _K0S_DROP_INS = HostPath("/etc/k0s/containerd.d")
 _K0S = ("/usr/local/bin/k0s", "/usr/bin/k0s", _K0S_MAIN, _K0S_DROP_INS)
 _MICROK8S_ARGS = HostPath("/var/snap/microk8s/current/args")
-_MICROK8S_TEMPLATE = _MICROK8S_ARGS / "containerd-template.toml"
+MICROK8S_MAIN = _MICROK8S_ARGS / "containerd.toml"
+"""What MicroK8s renders at each start from its template."""
+MICROK8S_TEMPLATE = _MICROK8S_ARGS / "containerd-template.toml"
 _MICROK8S = ("/snap/bin/microk8s", _MICROK8S_ARGS)
 _DOCKER_SNAP = ("/snap/bin/docker", "/var/snap/docker/current")
 _DOCKER_SNAP_FILE = "/var/snap/docker/current/config/daemon.json"
@@ -146,7 +148,7 @@ def refuse_elsewhere(tree: HostTree, program: ProgramName | None, main: str | No
         message = f"{_K0S_MAIN} has no line k0s_managed=true: k0s reads it as it is"
         hint = f"select it: --runtime containerd --runtime-config {_K0S_MAIN}"
         refuse("runtime-elsewhere", "k0s", message, f"{hint}{_or_select(others)}")
-    if main == _MICROK8S_ARGS / "containerd.toml" or (is_selected and _any(tree, _MICROK8S)):
+    if main == MICROK8S_MAIN or (is_selected and _any(tree, _MICROK8S)):
         _refuse_microk8s(tree, others)
     is_docker = main is None and (program == "docker" or (program is None and not others))
     if is_docker and _any(tree, _DOCKER_SNAP) and not _has_program(tree, "dockerd"):
@@ -183,9 +185,9 @@ def _refuse_microk8s(tree: HostTree, others: Sequence[ProgramName]) -> NoReturn:
     refuse(
         "runtime-elsewhere",
         "MicroK8s",
-        f"MicroK8s writes its containerd configuration at each start, from {_MICROK8S_TEMPLATE}, "
+        f"MicroK8s writes its containerd configuration at each start, from {MICROK8S_TEMPLATE}, "
         "which vfiomgr does not write",
-        f"add {_handler_table(tree, _MICROK8S_TEMPLATE)} to {_MICROK8S_TEMPLATE}, "
+        f"add {_handler_table(tree, MICROK8S_TEMPLATE)} to {MICROK8S_TEMPLATE}, "
         f"then: snap restart microk8s.daemon-containerd{_or_select(others)}",
     )
 

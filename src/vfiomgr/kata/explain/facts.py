@@ -178,6 +178,8 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
         main = runtimes_facts.main_file(program)
         if tree.exists(main):
             return _containerd(tree, program, main, beside)
+    if tree.exists(runtimes_facts.MICROK8S_MAIN):
+        return _containerd(tree, "containerd", runtimes_facts.MICROK8S_MAIN, ())
     version = runtimes_facts.read_version(tree, "containerd")
     return replace(handlers.read_containerd([], beside), version=version)
 
@@ -197,7 +199,8 @@ def _containerd(
     paths = runtimes_facts.imported(tree, main, imports, version).paths
     unsure = [(path, text) for path, text in beside if path not in paths]
     facts = handlers.read_containerd(read, unsure)
-    places = _IMPORTED if program == "containerd" else ()  # the others generate their main file
+    is_own = program != "containerd" or main == runtimes_facts.MICROK8S_MAIN
+    places = () if is_own else _IMPORTED  # the others generate their main file
     others = [each for place in places for each in texts_below(tree, place, "*.toml")]
     lost = handlers.read_containerd(each for each in others if each[0] not in paths)
     good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes.handlers import V2_PLUGIN, V3_PLUGIN
+from vfiomgr.containers.runtimes.location import MICROK8S_MAIN, MICROK8S_TEMPLATE
 from vfiomgr.kata.explain.context import (
     SETTINGS,
     PodContext,
@@ -290,6 +291,13 @@ def _another(facts: HandlerFacts, name: str, program: str) -> Iterator[str]:
     near = get_close_matches(name, [entry.name for entry in facts.handlers], 1, _ALIKE)
     if near:
         yield f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
+    if MICROK8S_MAIN in facts.files:
+        addon = ", or enable the addon nvidia of a later MicroK8s again" if "nvidia" in name else ""
+        yield (
+            f"write the handler to {MICROK8S_TEMPLATE}, from which MicroK8s renders this file, "
+            f"then run snap restart microk8s.daemon-containerd{addon}"
+        )
+        return
     tool = f"nvidia-ctk runtime configure --runtime={facts.cri}" if "nvidia" in name else ""
     install = f"vfiomgr runtime install {name} --path PROGRAM"
     yield f"add it with {f'{tool}, or with ' if tool else ''}{install}; then restart {program}"
