@@ -544,6 +544,15 @@ def _instance_notes(
         yield f"GPU instances (MIG) of {device} {fate}: {counted_places(partition.places)}"
 
 
+_POWERNV = "ibm,powernv"
+_FEW_SEGMENTS = (
+    "on powernv each virtual function needs a partitionable endpoint of its own, and large BARs an "
+    "entire M64 window: the kernel may refuse this number (No space left on device); then create "
+    "fewer, or let the firmware of the device make their BARs smaller"
+)
+"""Documentation/arch/powerpc/pci_iov_resource_on_powernv.rst."""
+
+
 def _notes(
     host: HostSnapshot,
     device: PciDevice,
@@ -565,6 +574,8 @@ def _notes(
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
         yield "MAC addresses, VLANs and trust of the existing virtual functions are lost"
     if request.count:
+        if _POWERNV in host.kernel.compatible:
+            yield _FEW_SEGMENTS
         yield from _notes_of_new(device, request)
 
 

@@ -111,6 +111,14 @@ def test_virtual_functions_on_a_host_driver_are_told() -> None:
     assert "iavf" not in set_vfs(there, 1, autoprobe=True).already[0]
 
 
+@pytest.mark.parametrize(("machine", "is_noted"), [("ibm,powernv", True), ("ibm,x", False)])
+def test_powernv_may_have_fewer_functions_than_the_device(machine: str, *, is_noted: bool) -> None:
+    there = with_facts(host_of(NIC), compatible=(machine,))
+    noted = any("powernv" in note for note in set_vfs(there, 2).notes)
+    assert noted is is_noted
+    assert not any("powernv" in note for note in set_vfs(there, 0).notes)
+
+
 def used() -> list[tuple[HostSnapshot, str]]:
     bound = with_vf(replace(VF, driver="vfio-pci"))
     drawn = with_vf(replace(VF, nodes=("/dev/dri/card3",)))
