@@ -27,8 +27,11 @@ _REASONS = {
 _GATED = {
     "DRAPartitionableDevices": ("sharedCounters", "consumesCounters"),
     "DRADeviceTaints": ("taints",),
+    "DRADeviceCompatibilityGroups": ("compatibilityGroups",),
 }
 """Fields of slices and their devices, by feature gate (registry/resource/resourceslice)."""
+ALPHA = frozenset({"DRADeviceCompatibilityGroups"})
+"""The gates that are off by default, or unknown to the server (kube_features.go of 1.37)."""
 _FIXED = ("driver", "nodeName")
 """Fields of a ResourceSlice that do not change; the name of its pool is another."""
 _NEXT = {"": "k", "k": "M", "M": "G", "Ki": "Mi", "Mi": "Gi", "Gi": "Ti"}
@@ -86,8 +89,15 @@ def gates_of(kind: str, document: dict[str, Any]) -> set[str]:
     if kind != "resourceslices":
         return set()
     spec = document["spec"]
-    parts = (spec, *(spec.get("devices") or ()))
+    parts = _parts(spec)
     return {gate for gate, names in _GATED.items() if any(p.get(n) for p in parts for n in names)}
+
+
+def _parts(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """A slice, its devices, and what these consume."""
+    devices = spec.get("devices") or []
+    uses = [use for device in devices for use in device.get("consumesCounters") or ()]
+    return [spec, *devices, *uses]
 
 
 def stored(kind: str, document: dict[str, Any], gates_off: Iterable[str] = ()) -> dict[str, Any]:
@@ -96,7 +106,7 @@ def stored(kind: str, document: dict[str, Any], gates_off: Iterable[str] = ()) -
         return document
     spec = document["spec"]
     for name in (name for gate in gates_off for name in _GATED[gate]):
-        for part in (spec, *(spec.get("devices") or ())):
+        for part in _parts(spec):
             part.pop(name, None)
     _require_valid(spec)
     for device in spec.get("devices") or ():
@@ -125,6 +135,7 @@ def _require_valid(spec: dict[str, Any]) -> None:
     """Refuse a slice as pkg/apis/resource/validation does."""
     pool, devices, sets = spec["pool"], spec.get("devices") or [], spec.get("sharedCounters") or []
     names = [device["name"] for device in devices]
+    groups = [each.get("compatibilityGroups") or () for each in _parts(spec)]
     is_special = any(device.get("taints") or device.get("consumesCounters") for device in devices)
     limit = 64 if is_special else 128
     for is_wrong, problem in (
@@ -134,6 +145,8 @@ def _require_valid(spec: dict[str, Any]) -> None:
         (len(devices) > limit, f"spec.devices: Too many: must have at most {limit} items"),
         (len(sets) > 8, "spec.sharedCounters: Too many: must have at most 8 items"),
         (len(set(names)) < len(names), "spec.devices: Duplicate value"),
+        (any(len(each) > 2 for each in groups), "compatibilityGroups: Too many: at most 2 items"),
+        (any(len({*each}) < len(each) for each in groups), "compatibilityGroups: Duplicate value"),
         (not all(map(_LABEL.fullmatch, names)), "spec.devices.name: must be a DNS label"),
     ):
         if is_wrong:

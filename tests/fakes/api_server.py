@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.fakes.api_rules import (
+    ALPHA,
     Refused,
     gates_of,
     key_of,
@@ -104,7 +105,7 @@ class ApiServer:
         """The resources and verbs that the client is allowed; None for all."""
         self.page = 500
         """The most objects in a page, whatever the client asks for."""
-        self.gates_off: frozenset[str] = frozenset()
+        self.gates_off = ALPHA
         """Feature gates that are off: their fields of new slices are dropped."""
         self.is_gone_a_status = True
         """Whether a watch of an old version is refused with a status, or in the stream."""

@@ -32,7 +32,8 @@ __all__ = ["place"]
 
 pytestmark = [pytest.mark.topology("workstation"), pytest.mark.pods]
 
-_KILLS = 60 if os.environ.get(EVERY_MOMENT_VARIABLE) else 6
+_ROUNDS = 30 if os.environ.get(EVERY_MOMENT_VARIABLE) else 6
+"""Each with two kills."""
 _MARK = b"the data of the host" * 50
 _LAYOUT = """\
 version: vfiomgr/v1
@@ -211,6 +212,7 @@ def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
     asyncio.run(story())
 
 
+@pytest.mark.thorough
 def test_kills_at_random_moments_lose_nothing(disk: str, place: Path) -> None:
     """The agent with all its children, or only a child; the kubelet asks again."""
     chance = random.Random(7)  # noqa: S311 - moments
@@ -230,7 +232,7 @@ def test_kills_at_random_moments_lose_nothing(disk: str, place: Path) -> None:
 
     async def story() -> None:
         async with running(place) as node:
-            for number in map(str, range(_KILLS)):
+            for number in map(str, range(_ROUNDS)):
                 node.allocate(_name(disk), name=f"claim-{number}", uid=number)
                 await killed(node, node.prepare(f"claim-{number}", number), 3)
                 assert _driver(disk) == "vfio-pci"

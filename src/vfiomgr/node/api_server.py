@@ -27,7 +27,14 @@ from vfiomgr.node.model import SERVICE_ACCOUNT
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterator,
+        Mapping,
+    )
 
     from vfiomgr.node.messages import EventSettings
 
@@ -108,6 +115,8 @@ _UNAUTHORIZED, _FORBIDDEN, _BROKEN = 401, 403, 500
 _PAGE = 500
 """Objects in a page of a list."""
 _DEADLINE = 10.0
+_FINISHING = 1.0
+"""Seconds in which a request ends after a cancellation."""
 _WATCH = (240, 480)
 """Seconds until the server ends a watch; each is different, so that not all nodes come at once."""
 _LONGEST_RETRY_AFTER = 60.0
@@ -363,12 +372,14 @@ class Api:
         with self._counted(request):
             client, headers = await self._connection()
             collection = request.collection
-            answer = await client.request(
-                _METHODS[request.verb],
-                f"{self._server}{collection.path(request.namespace, request.name)}",
-                params=query,
-                json=body,
-                headers=headers,
+            answer = await _finished(
+                client.request(
+                    _METHODS[request.verb],
+                    f"{self._server}{collection.path(request.namespace, request.name)}",
+                    params=query,
+                    json=body,
+                    headers=headers,
+                )
             )
             if not answer.is_success:
                 raise self._refused(request, answer)
@@ -479,6 +490,21 @@ def _versioned(request: _Request, thing: object) -> Object:
 
 def _malformed(request: _Request) -> ApiError:
     return ApiError(f"{request.failure}: the answer is not an object of the Kubernetes API")
+
+
+async def _finished(request: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    """The answer to a request; one that has begun may end before a cancellation goes on.
+
+    A connection that is interrupted while it is made stays open, and nobody knows what was written.
+    """
+    task = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_FINISHING)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:

@@ -90,6 +90,8 @@ class ClaimFacts(Value):
     """The pod of each claim that only one pod has: NAMESPACE/NAME."""
     unreadable: tuple[Diagnostic, ...] = ()
     """The records of prepared claims that cannot be read: any device may be theirs."""
+    has_groups: bool = False
+    """Whether the API server stores compatibility groups."""
 
 
 class AgentSettings(Value):

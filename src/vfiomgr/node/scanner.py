@@ -304,6 +304,7 @@ class Scanner:
             allocated=frozenset(self._claims.allocated),
             created=created,
             creatable=self._creatable(),
+            has_groups=self._claims.has_groups,
         )
         return plan.with_known_facts(made, self._pools or ())  # type: ignore[no-any-return]
 

@@ -56,6 +56,8 @@ class Offer(Value):
     type: VgpuType
     counters: dict[str, int]
     """What it takes from the counter set of its GPU."""
+    groups: tuple[str, ...] = ()
+    """What all vGPUs of its GPU have in common, for an API server that knows such groups."""
 
 
 class Offers(Value):
@@ -139,10 +141,15 @@ def share(gpu: Gpu, allocated: AbstractSet[str], created: Mapping[str, str]) -> 
     return Share(gpu, claimed, own, labels)
 
 
-def offers_by_sums(shared: Share) -> Offers:
-    """The vGPUs of a GPU without GPU instances, with memory and functions as counters."""
+def offers_by_sums(shared: Share, *, has_groups: bool = False) -> Offers:
+    """The vGPUs of a GPU without GPU instances, with memory and functions as counters.
+
+    With compatibility groups, all sizes are offered at once, whatever claims have.
+    """
     counters = _counters(shared)
     gpu = shared.gpu
+    if has_groups and _can_group(gpu):
+        return Offers(counters, tuple(_in_groups(shared, counters)))
     # While there are vGPUs, a driver does not report types that fit only without them.
     kinds = [kind for kind in _plain_types(gpu) if gpu.instances or room(gpu, kind).more > 0]
     numbered = list(shared.claimed.values())
@@ -157,6 +164,30 @@ def offers_by_sums(shared: Share) -> Offers:
     numbered.sort(key=lambda item: (order[item[0].id], item[1]))
     offers = (Offer(shared.name(*item), item[0], _taken(counters, item[0])) for item in numbered)
     return Offers(counters, tuple(offers))
+
+
+def _can_group(gpu: Gpu) -> bool:
+    """Whether all vGPUs have one size, and how many fit of each is known when there are none."""
+    is_known = gpu.framebuffer is not None and all(k.max_instances for k in _plain_types(gpu))
+    return is_known and not _adds_up(gpu)
+
+
+def _in_groups(shared: Share, counters: Mapping[str, int]) -> Iterator[Offer]:
+    """All vGPUs that fit on the empty GPU; of others' vGPUs, only those of their size."""
+    gpu = shared.gpu
+    sizes = {_size(gpu, gpu.type_of(vgpu)) for vgpu in shared.foreign}
+    for kind in _plain_types(gpu):
+        group = (_group(gpu, kind),)
+        offered = set(_numbers(shared, kind)) if sizes <= {_size(gpu, kind)} else set()
+        claimed = {number for known, number in shared.claimed.values() if known.id == kind.id}
+        for number in sorted(offered | claimed):
+            yield Offer(shared.name(kind, number), kind, _taken(counters, kind), group)
+
+
+def _group(gpu: Gpu, kind: VgpuType) -> str:
+    """`size-4096`, or `type-nvidia-558` where a GPU has vGPUs of one type only."""
+    size = _size(gpu, kind)
+    return f"size-{size}" if isinstance(size, int) else f"type-{_label(kind.id, _LONGEST_TYPE)}"
 
 
 def gpu_label(name: str) -> str:

@@ -109,7 +109,8 @@ class Driver:
         self._asked: dict[str, Claim] = {}
         """The claims that the kubelet asked to prepare and has not released, by UID."""
         ledger.report_claims = self._changed.set
-        self._publisher = Publisher(self._api, settings.node, tell)
+        self._has_groups = False
+        self._publisher = Publisher(self._api, settings.node, tell, learn_groups=self._learn_groups)
         self._answers = Answers(self._prepare, self._unprepare)
         self._plugin = DraPlugin(settings.kubelet_directory, self._answers, tell, settings.instance)
 
@@ -226,6 +227,12 @@ class Driver:
                 if published.target.unit in self._units:
                     yield _health(each.name, published.name, self._units[published.target.unit])
 
+    def _learn_groups(self, has_groups: bool) -> None:  # noqa: FBT001 - a fact
+        """Have the pools made again if the server stores compatibility groups, or not any more."""
+        if has_groups != self._has_groups:
+            self._has_groups = has_groups
+            self._changed.set()
+
     # ---- what claims have
 
     async def _renew(self, *, is_changed: bool = False) -> None:
@@ -237,6 +244,7 @@ class Driver:
             self._preparing.created,
             {n: next(iter(u.pods)) for n, u in self._ledger.claims.items() if len(u.pods) == 1},
             self._unreadable,
+            self._has_groups,
         )
         if is_changed or now != self._facts:
             self._facts, self._is_current = replace(now, number=now.number + 1), False

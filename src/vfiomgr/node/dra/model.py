@@ -43,6 +43,9 @@ class Consumption(Value):
 
     counter_set: str
     counters: dict[str, int]
+    groups: tuple[str, ...] = ()
+    """Compatibility groups: devices that consume the set are allocated together if they share one.
+    """
 
 
 class Taint(Value):

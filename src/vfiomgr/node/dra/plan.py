@@ -174,6 +174,8 @@ Allocated = tuple[str, str]
 
 COUNTER_SET = "gpu"
 """The counter set of a pool of vGPUs."""
+ENTIRE = "passthrough"
+"""The compatibility group of a GPU as a whole: without one it would be with others without."""
 STUCK = "stuck-device"
 """The rule of functions that the kernel does not return from."""
 HELD = "held"
@@ -185,6 +187,7 @@ class _Claims(Value):
     node: str
     allocated: frozenset[Allocated]
     created: Mapping[str, Allocated]
+    has_groups: bool
 
 
 def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
@@ -195,15 +198,17 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
     allocated: frozenset[Allocated] = frozenset(),
     created: Mapping[str, Allocated] = _NONE,
     creatable: AbstractSet[str] | None = None,
+    has_groups: bool = False,
 ) -> tuple[Pool, ...]:
     """The pools of a node, by name; a pool without devices is left out.
 
     `allocated` are the devices that claims are known to have. `created` are the vGPUs that were
     created for claims, by UUID or address, each with its device: they are not published again, and
     need no further capacity. `creatable` are the GPUs on which vGPUs may be created, None for all;
-    none is created on a GPU that claims bind.
+    none is created on a GPU that claims bind. `has_groups`: the API server knows compatibility
+    groups.
     """
-    claims = _Claims(node, allocated, created)
+    claims = _Claims(node, allocated, created, has_groups)
     shared = {gpu.name: gpu for gpu in gpus(host) if gpu.family != "sriov-vf"}
     carriers = {parent.name: gpu.name for gpu in shared.values() for parent in gpu.parents}
     carriers |= {name: name for name in shared}
@@ -301,7 +306,7 @@ def _gpu_pool(
     own = {vgpu: device for vgpu, (name, device) in claims.created.items() if name == pool}
     shared = share(gpu, here, own)
     if gpu.partition is None:
-        offers = offers_by_sums(shared)
+        offers = offers_by_sums(shared, has_groups=claims.has_groups)
     else:
         offers = offers_in_instances(shared, gpu.partition)
     passed_through = (u for u in units if u.kind != "mdev" and gpu.name in map(str, u.addresses))
@@ -309,13 +314,14 @@ def _gpu_pool(
     is_taken = any(
         (name, each) in claims.allocated for name in (claims.node, pool) for each in entire
     )
+    whole = (ENTIRE,) if any(offer.groups for offer in offers.offers) else ()
     devices = []
     for unit in units:
         device = _unit_device(host, unit)
         is_vgpu = device.name not in entire
         if device.name in here or not (is_taken or (gpu.instances and not is_vgpu)):
             counters = {} if is_vgpu else offers.counters
-            devices.append(replace(device, consumes=_consumption(counters)))
+            devices.append(replace(device, consumes=_consumption(counters, whole)))
     devices += [
         _offered_device(host, gpu, offer)
         for offer in offers.offers
@@ -335,9 +341,9 @@ def _offered_device(host: HostSnapshot, gpu: Gpu, offer: Offer) -> DraDevice:
         Target(parent=gpu.name, type=offer.type.id),
         vgpu_attributes(host, gpu, offer.type),
         type_memory(offer.type),
-        _consumption(offer.counters),
+        _consumption(offer.counters, offer.groups),
     )
 
 
-def _consumption(counters: dict[str, int]) -> tuple[Consumption, ...]:
-    return (Consumption(COUNTER_SET, counters),) if counters else ()
+def _consumption(counters: dict[str, int], groups: tuple[str, ...]) -> tuple[Consumption, ...]:
+    return (Consumption(COUNTER_SET, counters, groups),) if counters else ()

@@ -28,7 +28,7 @@ from vfiomgr.node.api_server import (
     version_of,
 )
 from vfiomgr.node.dra.model import DRIVER
-from vfiomgr.node.dra.slices import comparable, dropped, slices, with_times
+from vfiomgr.node.dra.slices import GROUPS, comparable, dropped, slices, with_times
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ class Mirror:
 
 _GATHERING = 0.05
 """Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
-_COUNTERS = "DRAPartitionableDevices"
-_GATES = {"Counters": _COUNTERS, "taints": "DRADeviceTaints"}
+_COUNTERS, _WITH_GROUPS = "DRAPartitionableDevices", "DRADeviceCompatibilityGroups"
+_GATES = {GROUPS: _WITH_GROUPS, "Counters": _COUNTERS, "taints": "DRADeviceTaints"}
 """Feature gates of the API server, by a part of the fields that it drops without them."""
 
 
@@ -154,6 +154,8 @@ class Publisher:
         node: str,
         tell: Callable[[str], None],
         make: Callable[[Pool, str, int, list[list[str]]], list[Object]] = slices,
+        *,
+        learn_groups: Callable[[bool], object] = lambda _: None,
     ) -> None:
         self._api, self._node, self._make = api, node, make
         self._wake = asyncio.Event()
@@ -171,6 +173,9 @@ class Publisher:
         self._keeps_counters = False
         """Whether the server is known to store counters."""
         self._gates = Trouble(tell)
+        self._keeps_groups: bool | None = None
+        """Whether the server stores compatibility groups; None until it is known."""
+        self._learn_groups = learn_groups
 
     def set(self, pools: Iterable[Pool]) -> None:
         """Publish these pools, and remove all others."""
@@ -250,6 +255,8 @@ class Publisher:
             self._owner, self._keeps_counters = "", False
         if not self._keeps_counters:
             await self._require_counters(missing)
+        if pool.counter_sets and self._keeps_groups is None:
+            await self._look_for_groups()
         self._written[pool.name] = pool, generation
         for spec, old in zip_longest(missing, spare):
             if spec is None:
@@ -307,6 +314,30 @@ class Publisher:
             trial = await self._api.trial(SLICES, await self._document(spec))
             self._require_stored(trial, spec)
             self._keeps_counters = True
+        grouped = next((spec for spec in specs if _has_groups(spec)), None)
+        if grouped is not None:
+            trial = await self._api.trial(SLICES, await self._document(grouped))
+            self._require_stored(trial, grouped)
+
+    async def _look_for_groups(self) -> None:
+        """Learn whether the server stores compatibility groups, by a slice that is not kept."""
+        use = {"counterSet": _TRIAL, "counters": {_TRIAL: {"value": "1"}}, GROUPS: [_TRIAL]}
+        pool = {"name": f"{self._node}/{_TRIAL}", "generation": 1, "resourceSliceCount": 2}
+        spec = {
+            "driver": DRIVER,
+            "nodeName": self._node,
+            "pool": pool,
+            "devices": [{"name": _TRIAL, "consumesCounters": [use]}],
+        }
+        try:
+            stored = await self._api.trial(SLICES, await self._document(spec))
+        except ApiError as error:
+            if error.is_passing:
+                raise
+            self._keeps_groups = False  # an older server wants the counters in the same slice
+        else:
+            self._keeps_groups = _has_groups(stored)
+        self._learn_groups(self._keeps_groups)
 
     def _require_stored(self, stored: Object, sent: Object) -> None:
         """Raise HostError if a slice lacks its counters, and report other fields that it lacks."""
@@ -314,7 +345,10 @@ class Publisher:
             gate = next((gate for part, gate in _GATES.items() if part in field), "")
             problem = f"the API server drops {field}"
             remedy = f"enable its feature gate {gate}" if gate else "use a newer Kubernetes"
-            if gate == _COUNTERS:
+            if gate == _WITH_GROUPS:
+                self._keeps_groups = False
+                self._learn_groups(False)  # noqa: FBT003 - a fact
+            if gate in (_COUNTERS, _WITH_GROUPS):
                 message = f"{problem} of pool {sent['pool']['name']}"
                 raise HostError(message, remedy)
             self._gates.report(f"{problem}; {remedy}")
@@ -365,6 +399,15 @@ class Publisher:
         self._slices.note(stored)
         self._sent[name_of(stored)] = version_of(stored), comparable(spec)
         self._require_stored(stored["spec"], spec)
+
+
+_TRIAL = "trial"
+
+
+def _has_groups(spec: Object) -> bool:
+    """Whether a device of a slice has compatibility groups."""
+    uses = (use for d in spec.get("devices") or () for use in d.get("consumesCounters") or ())
+    return any(use.get(GROUPS) for use in uses)
 
 
 def _generation_of(held: Object) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vfiomgr.node.api_server import Object
     from vfiomgr.node.dra.model import AttributeValue, DraDevice, Pool, Taint
 
+GROUPS = "compatibilityGroups"
+"""Of an entry of consumesCounters, from Kubernetes 1.37 on (alpha)."""
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _DECIMAL = ("k", "M", "G", "T", "P")
 
@@ -71,7 +73,11 @@ def _device(device: DraDevice) -> dict[str, Any]:
         "attributes": {name: _attribute(value) for name, value in device.attributes.items()},
         "capacity": _quantities(device.capacity),
         "consumesCounters": [
-            {"counterSet": each.counter_set, "counters": _quantities(each.counters)}
+            {
+                "counterSet": each.counter_set,
+                "counters": _quantities(each.counters),
+                **({GROUPS: list(each.groups)} if each.groups else {}),
+            }
             for each in device.consumes
         ],
         "taints": [_taint(taint) for taint in device.taints],

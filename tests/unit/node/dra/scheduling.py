@@ -34,9 +34,27 @@ def fits(pool: Pool, device: DraDevice, allocated: AbstractSet[tuple[str, str]])
         if each is device or (pool.name, each.name) in allocated:
             for use in each.consumes:
                 taken.update({(use.counter_set, name): n for name, n in use.counters.items()})
+    if not _are_compatible(pool, device, allocated):
+        return False
     known = {(s.name, name): n for s in pool.counter_sets for name, n in s.counters.items()}
     assert {*taken} <= {*known}
     return not device.consumes or all(taken[name] <= known[name] for name in known)
+
+
+def _are_compatible(pool: Pool, device: DraDevice, allocated: AbstractSet[tuple[str, str]]) -> bool:
+    """Whether all devices of a counter set share a compatibility group, or have none (KEP-5963)."""
+    for use in device.consumes:
+        others = (
+            other.groups
+            for each in pool.devices
+            if (pool.name, each.name) in allocated
+            for other in each.consumes
+            if other.counter_set == use.counter_set
+        )
+        for groups in others:
+            if (groups or use.groups) and not {*groups} & {*use.groups}:
+                return False
+    return True
 
 
 def candidates(

@@ -18,6 +18,7 @@ from tests.unit.node.made import unit
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, instance, vgpu_host
 from vfiomgr.library import Host
 from vfiomgr.node.dra.plan import pools
+from vfiomgr.node.dra.slices import slices
 from vfiomgr.node.dra.vgpus import Vgpus
 from vfiomgr.node.messages import Order
 from vfiomgr.paths import PCI_DEVICES
@@ -373,3 +374,96 @@ def test_all_that_fits_can_be_scheduled(kind: VgpuType, *, is_mixed: bool) -> No
         machine.claims[free[0]] = True
         machine.publish()
     assert len(machine.claims) == min(20, kind.max_instances or 0)
+
+
+# ---- compatibility groups
+
+
+def groups_of(device: DraDevice) -> tuple[str, ...]:
+    (use,) = device.consumes
+    return use.groups
+
+
+def test_with_groups_all_sizes_are_published_whatever_claims_have() -> None:
+    host = vgpu_host(())
+    first = only(pools(host, found(), NODE, has_groups=True))
+    assert len(first.devices) == sum(first_of_size(first).values())
+    assert {groups_of(device) for device in first.devices} == {
+        (f"size-{kind.framebuffer}",) for kind in A40_TYPES
+    }
+    for name in ("4q-0", "24q-1"):
+        again = only(pools(host, found(), NODE, allocated=claimed(name), has_groups=True))
+        assert again == first
+    (vgpu,) = (made := vgpu_host((a40_type(4),))).vgpus.active
+    own = {vgpu.name: (POOL, f"{PREFIX}-4q-0")}
+    active = pools(made, found(), NODE, allocated=claimed("4q-0"), created=own, has_groups=True)
+    assert only(active) == first
+
+
+def first_of_size(pool: Pool) -> Counter[tuple[str, ...]]:
+    return Counter(groups_of(device) for device in pool.devices)
+
+
+def test_with_groups_a_gpu_has_vgpus_of_one_size_and_as_many_as_fit() -> None:
+    pool = only(pools(vgpu_host(()), found(), NODE, has_groups=True))
+    for size in (kind.framebuffer or 0 for kind in A40_TYPES):
+        start = next(d.name for d in pool.devices if taken(d)["memory"] == size << 20)
+        taken_by = filled([pool], frozenset({(POOL, start)}))
+        sizes = {
+            taken(device)["memory"] for device in pool.devices if (POOL, device.name) in taken_by
+        }
+        assert sizes == {size << 20}
+        assert len(taken_by) == min(48 // (size // 1024), 32)
+
+
+def test_with_groups_vgpus_of_others_decide_the_size() -> None:
+    host = vgpu_host((a40_type(16),))
+    (vgpu,) = host.vgpus.active
+    pool = only(pools(host, found(mdev(vgpu.name)), NODE, has_groups=True))
+    assert {groups_of(device) for device in pool.devices if device.consumes} == {
+        (f"size-{a40_type(16).framebuffer}",)
+    }
+
+
+def test_a_gpu_as_a_whole_has_a_group_of_its_own() -> None:
+    host = vgpu_host(())
+    entire = replace(unit(GPU), addresses=(PciAddress.parse(GPU),))
+    pool = only(pools(host, found(entire), NODE, has_groups=True))
+    whole = next(device for device in pool.devices if device.target.unit == GPU)
+    assert groups_of(whole) == ("passthrough",)
+
+
+def test_groups_are_only_where_sums_do_not_suffice() -> None:
+    mixing = only(pools(mixed(vgpu_host(())), found(), NODE, has_groups=True))
+    assert mixing == only(pools(mixed(vgpu_host(())), found(), NODE))
+    assert {groups_of(device) for device in mixing.devices} == {()}
+
+
+def eight_gpus() -> HostSnapshot:
+    """Eight A40 with twelve types of vGPUs each."""
+    types = tuple(a40_type(size) for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48))
+    more = tuple(replace(a40_type(n), id=f"nvidia-9{n}", name=f"NVIDIA A40-{n}A") for n in (1, 2))
+    host = host_of()
+    for bus in range(1, 9):
+        host = add_divided_gpu(host, bus, types=(*types, *more))
+    return host
+
+
+@pytest.mark.parametrize(("has_groups", "rewritten"), [(True, 0), (False, 1)])
+def test_what_an_allocation_on_one_of_eight_gpus_rewrites(
+    *, has_groups: bool, rewritten: int
+) -> None:
+    host = eight_gpus()
+    before = pools(host, found(), NODE, has_groups=has_groups)
+    assert len(before) == 8
+    after = pools(host, found(), NODE, allocated=claimed("4q-0"), has_groups=has_groups)
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == rewritten
+    specs = [spec for pool in before for spec in slices(pool, NODE, 1)]
+    devices = [device for spec in specs for device in spec.get("devices") or ()]
+    assert len(devices) == 8 * (sum_of_all() if has_groups else 12)
+    assert len(specs) == 8 * (1 + -(-len(devices) // 8 // 64))
+
+
+def sum_of_all() -> int:
+    """How many vGPUs of all twelve types fit, each type by itself."""
+    return sum(min(48 // size, 32) for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48, 1, 2))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.cluster import NODE
 from tests.fakes.dra_kubelet import PrepareError
-from tests.fakes.hosts import workstation
+from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Claimed, Container
 from tests.unit.node.dra.test_driver_vgpus import node
 from vfiomgr.node.dra import driver
@@ -22,7 +22,6 @@ from vfiomgr.persistence.installed_layout import FILE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fakes.kernel import FakeKernel
     from tests.unit.node.dra.test_driver_vgpus import Node
 
 CARD, DEVICE = "0000:01:00.0", "pci-0000-01-00-0"
@@ -39,8 +38,22 @@ layouts:
 
 @pytest.fixture
 def kernel(place: Path) -> FakeKernel:
-    """A workstation whose first card claims may bind; the driver shows its UUID and number."""
-    made = workstation(place)
+    """A host with a card that claims may bind; its driver shows its UUID and number."""
+    made = FakeKernel(place / "host")
+    made.add_driver("nvidia", ids=[("10de", "*", "03")])
+    made.add_driver("snd_hda_intel", ids=[("10de", "*", "0403")])
+    made.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    for number, (kind, name) in enumerate((("030000", "nvidia"), ("040300", "snd_hda_intel"))):
+        made.add_pci(
+            f"0000:01:00.{number}",
+            vendor="10de",
+            device="2235",
+            class_code=kind,
+            header_type=0x80,
+            group=10,
+            driver=name,
+            gives=[("drm", "drm/card1")] if number == 0 else [],
+        )
     made.make_directory(FILE.parent)
     made.replace(FILE, LAYOUT.encode(), mode=0o644)
     text = f"Model: \t A40\nGPU UUID: \t {UUID}\nDevice Minor: \t 3\n"

@@ -374,3 +374,26 @@ async def test_nothing_is_prepared_or_released_before_the_pods_of_the_node_are_k
         await released
         await made.prepare()
         assert Host(kernel).vgpus
+
+
+async def test_with_compatibility_groups_no_slice_is_written_for_a_claim(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+    monkeypatch.setattr("tests.fakes.api_server.ALPHA", frozenset())
+
+    async with node(place, kernel, monkeypatch) as made:
+        name = "gpu-0000-21-00-0-t4-4q-1"
+        await made.until(lambda: name in made.devices())
+        assert {"4q", "8q", "16q"} <= sizes(made)
+        slices = made.server.objects("resourceslices")
+        made.allocate(name, pool=POOL)
+        (device,) = await made.prepare()
+        assert device.device_name == name
+        (vgpu,) = Host(kernel).vgpus
+        await made.until(lambda: made.claims.state(DRIVER, POOL, name) == "Healthy")
+        assert vgpu.type
+        assert made.server.objects("resourceslices") == slices
+        await made.unprepare()
+        assert not Host(kernel).vgpus
+        assert made.server.objects("resourceslices") == slices

@@ -11,11 +11,11 @@ import pytest
 from kubernetes_validate import utils
 from msgspec.structs import replace
 
-from tests.fakes.api_rules import Refused
+from tests.fakes.api_rules import ALPHA, Refused
 from tests.fakes.api_server import ApiServer, Request
 from tests.unit.node.stories import until
 from vfiomgr.node.api_server import Api
-from vfiomgr.node.dra.model import CounterSet, DraDevice, Pool, Taint, Target
+from vfiomgr.node.dra.model import Consumption, CounterSet, DraDevice, Pool, Taint, Target
 from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.slices import slices
 
@@ -81,13 +81,17 @@ class Node:
     def __init__(self, server: ApiServer) -> None:
         self.server = server
         self.told: list[str] = []
+        self.learned: list[bool] = []
+        """What it learned about compatibility groups."""
         self.make: Callable[..., list[dict[str, Any]]] = make
         self._tasks: list[tuple[asyncio.Task[None], Api]] = []
 
     def start(self, *pools: Pool) -> Publisher:
         """Run a publisher."""
         api = Api(self.server.url, str(self.server.directory))
-        publisher = Publisher(api, NODE, self.told.append, self.make)
+        publisher = Publisher(
+            api, NODE, self.told.append, self.make, learn_groups=self.learned.append
+        )
         if pools:
             publisher.set(pools)
         self._tasks.append((asyncio.create_task(publisher.run()), api))
@@ -512,7 +516,7 @@ async def test_a_pool_whose_counters_would_be_dropped_is_withheld_until_they_are
     place: Path,
 ) -> None:
     async with a_node(place) as (server, node):
-        server.gates_off = frozenset({"DRAPartitionableDevices"})
+        server.gates_off = ALPHA | {"DRAPartitionableDevices"}
         gpu, plain = pool_of(2, "gpu-1/gpu"), pool_of(1)
         node.start(gpu, plain)
         await node.until_published(plain)
@@ -523,7 +527,7 @@ async def test_a_pool_whose_counters_would_be_dropped_is_withheld_until_they_are
             "gpu-1/gpu; enable its feature gate DRAPartitionableDevices"
         )
         assert {each["spec"]["pool"]["name"] for each in node.slices()} == {"gpu-1"}
-        server.gates_off = frozenset()
+        server.gates_off = ALPHA
         await node.until_published(gpu, plain)
 
 
@@ -532,10 +536,10 @@ async def test_counters_are_tried_again_when_slices_were_deleted(place: Path) ->
         gpu = pool_of(2, "gpu-1/gpu")
         publisher = node.start(gpu)
         await node.until_published(gpu)
-        assert len(server.trials()) == 1
+        assert len(server.trials()) == 2
         await publish(node, publisher, pool_of(2, "gpu-1/gpu", memory=9000))
-        assert len(server.trials()) == 1
-        server.gates_off = frozenset({"DRAPartitionableDevices"})
+        assert len(server.trials()) == 2
+        server.gates_off = ALPHA | {"DRAPartitionableDevices"}
         await publish(node, publisher, gpu)  # the fields are in use: they are kept
         assert node.told == []
         server.wipe()
@@ -545,7 +549,7 @@ async def test_counters_are_tried_again_when_slices_were_deleted(place: Path) ->
 
 async def test_taints_that_are_dropped_are_reported_once(place: Path) -> None:
     async with a_node(place) as (server, node):
-        server.gates_off = frozenset({"DRADeviceTaints"})
+        server.gates_off = ALPHA | {"DRADeviceTaints"}
         publisher = node.start(pool_of(2, taint=True))
         await node.until_published(pool_of(2))
         await publish(node, publisher, pool_of(3, taint=True))
@@ -605,3 +609,36 @@ async def test_a_taint_keeps_the_time_at_which_it_was_added(place: Path) -> None
         (found,) = node.slices()
         old, new = (each["taints"][0]["timeAdded"] for each in found["spec"]["devices"])
         assert old == "2026-01-02T03:04:05Z" != new
+
+
+def grouped() -> Pool:
+    """A pool whose devices have a compatibility group."""
+    made = pool_of(2, "gpu-1/gpu")
+    use = Consumption(MEMORY.name, dict.fromkeys(MEMORY.counters, 1), ("size-4096",))
+    return replace(made, devices=tuple(replace(each, consumes=(use,)) for each in made.devices))
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_whether_the_server_keeps_groups_is_learned_by_a_slice_that_is_not_kept(
+    place: Path, *, is_on: bool
+) -> None:
+    async with a_node(place) as (server, node):
+        server.gates_off = frozenset() if is_on else ALPHA
+        node.start(pool_of(2, "gpu-1/gpu"))
+        await node.until_published(pool_of(2, "gpu-1/gpu"))
+        assert node.learned == [is_on]
+        assert {each["spec"]["pool"]["name"] for each in node.slices()} == {"gpu-1/gpu"}
+
+
+async def test_groups_that_would_be_dropped_are_not_published(place: Path) -> None:
+    async with a_node(place) as (server, node):
+        node.make = slices
+        node.start(grouped())
+        await until(lambda: node.told)
+        assert server.objects(KIND) == []
+        assert "drops spec.devices.consumesCounters.compatibilityGroups" in node.told[0]
+        assert node.learned == [False]
+        server.gates_off = frozenset()
+        await until(lambda: len(server.objects(KIND)) == 2)
+        (devices,) = (each["spec"].get("devices") for each in server.objects(KIND)[1:])
+        assert devices[0]["consumesCounters"][0]["compatibilityGroups"] == ["size-4096"]
