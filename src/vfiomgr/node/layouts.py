@@ -8,10 +8,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.model import HostRule, OnDemandRule, PassthroughRule, SriovRule
 from vfiomgr.layout.parts import select
-from vfiomgr.node.model import OnDemand, ResourceRule
+from vfiomgr.node.model import NodeSettings, OnDemand, ResourceRule
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
 if TYPE_CHECKING:
@@ -46,6 +48,14 @@ def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
         consumer=rule.consumer,
         resets=rule.reset,
     )
+
+
+def with_layout(host: HostSnapshot, settings: NodeSettings, layout: Layout | None) -> NodeSettings:
+    """The settings with the resources and the on-demand devices of a layout."""
+    if layout is None:
+        return replace(settings, rules=None, on_demand={})
+    rules, bound = resource_rules(host, layout), on_demand(host, layout)
+    return replace(settings, rules=rules, on_demand=bound)
 
 
 def on_demand(host: HostSnapshot, layout: Layout) -> dict[str, OnDemand]:

@@ -22,6 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from vfiomgr.errors import Refusal
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.vgpu.capacity import gpus, rooms
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
+ClaimOperation = Literal["prepare", "unprepare", "bind", "return"]
 Sample = tuple[str, float, dict[str, str]]
 """The name of a metric, without the suffix of its kind, a value and its labels."""
 _TRANSFERS = 1_000_000_000
@@ -88,6 +90,10 @@ def samples(
             yield from _ready(unit)
             yield from _allocated(unit, resource.name, pods)
             yield from _open(host, unit)
+    for unit in inventory.on_demand:
+        yield from _ready(unit)
+        yield from _allocated(unit, "", pods)
+        yield from _open(host, unit)
     for unit in created:
         yield from _allocated(unit, "", pods)
         yield from _open(host, unit)
@@ -231,7 +237,7 @@ class AgentMetrics:
         )
         self._claims = Histogram(
             "vfiomgr_claim_seconds",
-            "Time to prepare or unprepare a ResourceClaim, by its result.",
+            "Time to prepare or unprepare a ResourceClaim, and to bind or return its devices.",
             ("operation", "result"),
             registry=self._registry,
             buckets=_SECONDS_OF_CLAIMS,
@@ -251,12 +257,15 @@ class AgentMetrics:
         self._allocations.labels(resource).observe(seconds)
 
     @contextmanager
-    def claim(self, operation: Literal["prepare", "unprepare"]) -> Iterator[None]:
+    def claim(self, operation: ClaimOperation) -> Iterator[None]:
         """Measure the work for a claim, and count its result."""
         begun, result = time.monotonic(), "failed"
         try:
             yield
             result = "done"
+        except Refusal:
+            result = "refused"
+            raise
         finally:
             self._claims.labels(operation, result).observe(time.monotonic() - begun)
 

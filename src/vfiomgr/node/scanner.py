@@ -374,10 +374,8 @@ class Scanner:
             return self.settings.node
         layouts = import_module("vfiomgr.node.layouts")  # pydantic has twice its memory
         layout = layouts.installed_layout(self._host.tree, self.settings.layout)
-        rules = None if layout is None else layouts.resource_rules(seen, layout)
-        bound = {} if layout is None else layouts.on_demand(seen, layout)
-        node = replace(self.settings.node, rules=rules, on_demand=bound)
-        for rule in rules or ():
+        node: NodeSettings = layouts.with_layout(seen, self.settings.node, layout)
+        for rule in node.rules or ():
             if rule.name:
                 qualified(rule.name, node)
         self._drift = {} if layout is None else layouts.drift(seen, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -11,11 +12,13 @@ from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
+from vfiomgr.errors import forbid_alone
 from vfiomgr.node.commands.run import NamingOptions, node_settings, optional
 from vfiomgr.node.simulation.model import document_of, lines_about, node_rows, pod_rows
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
+    from vfiomgr.layout.model import Layout
     from vfiomgr.node.simulation.model import SimulationResult
 
 _PODS = ("POD", "NODE", wrapped("DEVICES"))
@@ -32,6 +35,14 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_file,
     help="Place the pods in FILE, with its claims and classes.",
 )
+@click.option(
+    "--with-layout",
+    "layout_file",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="The layout of the nodes: resources, and devices that claims bind.",
+)
+@click.option("--layout", "layout_name", metavar="NAME", help="Its name, if there are several.")
 @click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
 @strict_option()
 @declared(NamingOptions)
@@ -42,6 +53,8 @@ def simulate(
     *,
     nodes: tuple[str, ...],
     file: str,
+    layout_file: str | None,
+    layout_name: str | None,
     allow_pending: bool,
     strict: bool,
     **names: Unpack[NamingOptions],
@@ -60,17 +73,37 @@ def simulate(
     Examples:
       vfiomgr node simulate worker-1.json worker-2.json --pods pods.yaml
       vfiomgr node simulate dgx.json=1000 --pods pods.yaml --format json
+      vfiomgr node simulate worker-1.json --pods pods.yaml --with-layout mixed.yaml
     """
     settings = node_settings(names)
     text = text_of(file, "the pods")
     module = optional("vfiomgr.node.simulation.simulate", "simulate", "simulate")
-    result, notes = module.simulation(nodes, text, source_of(file), settings)
+    layout = _layout(layout_file, layout_name)
+    result, notes = module.simulation(nodes, text, source_of(file), settings, layout)
     if session.format == "table":
         _print(result, notes)
     else:
         print_document("Simulation", document_of(result, notes), session.format)
     is_pending = result.is_blocked and not allow_pending
     return int(is_pending or (strict and bool(result.unknown)))
+
+
+def _layout(file: str | None, name: str | None) -> Layout | None:
+    """The layout of the nodes.
+
+    Raises:
+        UsageError: it cannot be read, or a name is missing.
+        InvalidDocument: it is malformed.
+
+    """
+    if file is None:
+        if name is not None:
+            forbid_alone("--layout", "--with-layout", "it chooses a layout of the file")
+        return None
+    document = import_module("vfiomgr.layout.document")
+    layouts = document.read_layouts(text_of(file, "the layout"), source_of(file))
+    chosen: Layout = document.choose_layout(layouts, name)[1]
+    return chosen
 
 
 def _print(result: SimulationResult, notes: tuple[str, ...]) -> None:

@@ -98,6 +98,7 @@ class Driver:
             note=lambda unit, text: tell(f"{unit}: {text}"),
             metadata=own if tree.is_machine else METADATA,
             require_answer=require_answer,
+            measured=metrics.claim,
         )
         self._working = 0
         """How many claims are being prepared, perhaps with new vGPUs."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from vfiomgr.pci.model import pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.processes import Creating
 
+    Measured = Callable[[Literal["bind", "return"]], AbstractContextManager[None]]
     Report = Callable[[str, str], None]
     """Called with the ID of a unit, and a text."""
 
@@ -57,7 +59,7 @@ class Preparing:
     `quarantine` is called with a unit that could not be reset and the cause, and `note` with a
     faultless unit that was not reset. `metadata` is the kubelet's directory of the driver, for the
     files that describe devices to containers. `require_answer` raises an error if a unit, which may
-    be suspended, does not answer.
+    be suspended, does not answer. `measured` is a context in which a device is bound or returned.
 
     A record that cannot be read may be of a running pod, which has any of the devices: until its
     file is gone, no claim gets new devices, and nothing of its own claim is removed.
@@ -74,6 +76,7 @@ class Preparing:
         note: Report,
         require_answer: Callable[[tuple[str, ...]], Awaitable[None]],
         metadata: HostPath = METADATA,
+        measured: Measured = lambda _: nullcontext(),
     ) -> None:
         self._tree = tree
         self._device = device
@@ -83,6 +86,7 @@ class Preparing:
         self._note = note
         self._metadata = metadata
         self._require_answer = require_answer
+        self._measured = measured
         self._boot = tree.read(BOOT_ID) or ""
         found = read_records(tree)
         self._records = {uid: r for uid, r in found.items() if isinstance(r, PreparedClaim)}
@@ -289,7 +293,8 @@ class Preparing:
         if device.is_created:
             unit = await self._creating.create(target.parent, target.type, owner)
         elif target.on_demand is not None:
-            unit = await self._creating.bind(target.unit, target.on_demand, owner)
+            with self._measured("bind"):
+                unit = await self._creating.bind(target.unit, target.on_demand, owner)
         else:
             found = self._unit(target.unit)
             if found is None:
@@ -367,7 +372,8 @@ class Preparing:
             if device.is_created:
                 await self._creating.remove(_owner(uid, device))
             elif device.is_taken:
-                await self._creating.give_back(device.unit, _owner(uid, device))
+                with self._measured("return"):
+                    await self._creating.give_back(device.unit, _owner(uid, device))
         with _files_of(uid):
             self._tree.remove(record_of(uid))
         self._records.pop(uid, None)

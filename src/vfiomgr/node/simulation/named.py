@@ -18,7 +18,7 @@ from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import NodeSettings
@@ -49,9 +49,13 @@ class NamedNodes(Value):
 
 
 def read_cluster(
-    words: Iterable[str], settings: NodeSettings, own_labels: Mapping[str, Mapping[str, str]]
+    words: Iterable[str],
+    settings: Callable[[HostSnapshot], NodeSettings],
+    own_labels: Mapping[str, Mapping[str, str]],
 ) -> Cluster:
     """The nodes of some snapshots; `own_labels` are further labels by node, or by file.
+
+    `settings` are how the devices of a host become resources.
 
     Raises:
         UsageError: a word does not name nodes, two nodes have one name, or a file cannot be read.
@@ -73,7 +77,7 @@ def read_cluster(
         source.snapshot = named.file
         host = source.scan()
         cluster.unknown += [text.replace(":", f" ({named.name}):", 1) for text in _unknown(host)]
-        template = _template(host, named, settings)
+        template = _template(host, named, settings(host))
         for further, names in _by_labels(named, own_labels).items():
             cluster.add(replace(template, labels={**template.labels, **dict(further)}), names)
     return cluster

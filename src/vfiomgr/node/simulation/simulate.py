@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vfiomgr.node.simulation.named import read_cluster
@@ -12,12 +13,18 @@ from vfiomgr.node.simulation.selectors import Selectors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vfiomgr.layout.model import Layout
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.node.simulation.model import SimulationResult
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def simulation(
-    nodes: Sequence[str], text: str, source: str, settings: NodeSettings
+    nodes: Sequence[str],
+    text: str,
+    source: str,
+    settings: NodeSettings,
+    layout: Layout | None = None,
 ) -> tuple[SimulationResult, tuple[str, ...]]:
     """The result for the pods of a text, and notes about what is not simulated.
 
@@ -28,5 +35,11 @@ def simulation(
     """
     selectors = Selectors()
     objects = read_simulation(text, source, selectors)
-    cluster = read_cluster(nodes, settings, objects.labels)
+    layouts = import_module("vfiomgr.node.layouts") if layout else None  # pydantic is slow
+
+    def of_host(host: HostSnapshot) -> NodeSettings:
+        found: NodeSettings = layouts.with_layout(host, settings, layout) if layouts else settings
+        return found
+
+    cluster = read_cluster(nodes, of_host, objects.labels)
     return Scheduler(cluster, selectors).place(objects.workloads), objects.notes

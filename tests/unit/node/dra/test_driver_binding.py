@@ -97,6 +97,9 @@ async def test_a_claim_binds_a_device_and_status_says_from_which_driver(
         await made.unprepare()
         assert driver_of(kernel) == "nvidia"
         assert of_node(made) == slices
+        text = made.agent.metrics.text().decode()
+        assert 'vfiomgr_claim_seconds_count{operation="return",result="done"} 1.0' in text
+        assert f'vfiomgr_device_ready{{address="{CARD}",reason=""}} 1.0' in text
         assert made.agent._pages.status().claims == ()
 
 
@@ -179,6 +182,8 @@ async def test_a_refusal_names_the_user_and_changes_nothing(
         with pytest.raises(PrepareError, match=r"is in use by: python3 \(PID 4711\)"):
             await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
         assert driver_of(kernel) == "nvidia"
+        text = made.agent.metrics.text().decode()
+        assert 'vfiomgr_claim_seconds_count{operation="bind",result="refused"} 1.0' in text
         await made.unprepare()
         assert kernel.children(DIRECTORY) == []
         assert json.dumps(made.told).count("Traceback") == 0

@@ -85,7 +85,7 @@ def test_resources_have_the_names_of_the_settings(file: str) -> None:
 )
 def test_words_that_are_not_nodes(file: str, words: tuple[str, ...], expected: str) -> None:
     with pytest.raises(UsageError) as found:
-        read_cluster([word.replace("{}", file) for word in words], NodeSettings(), {})
+        read_cluster([word.replace("{}", file) for word in words], lambda _: NodeSettings(), {})
     assert expected in found.value.message
     assert found.value.hint
 
