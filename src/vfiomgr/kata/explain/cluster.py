@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.resource_names import kind_of_model
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
-from vfiomgr.kata.explain.pod import OtherObject, PodSpec
+from vfiomgr.kata.explain.pod import POOL, OtherObject, PodSpec
+from vfiomgr.kata.explain.pools import unmatched
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -250,6 +251,12 @@ def _served(context: ClusterContext) -> Iterator[Diagnostic]:
         )
 
 
+def _pool(context: ClusterContext) -> Iterator[Diagnostic]:
+    """The selectors of the SR-IOV network device plugin."""
+    if context.item.kind == POOL:
+        yield from unmatched(context.host, context.item.data)
+
+
 RULES: RuleSet[ClusterContext] = register(
     RuleSet(
         "objects of a cluster",
@@ -262,6 +269,7 @@ RULES: RuleSet[ClusterContext] = register(
             rule(_claim_config, "claim-config"),
             rule(_driver, "dra-driver-release"),
             rule(_served, "claim-version"),
+            rule(_pool, "pool-selectors"),
         ),
     )
 )
@@ -302,10 +310,11 @@ def traces(
     for item in others:
         is_claim = item.api_version.startswith(f"{_DRA_GROUP}/")
         is_setting = item.kind == "KubeVirt" and not has_guests
-        if not (item.kind in _GUESTS or is_claim or is_setting):
+        if not (item.kind in (*_GUESTS, POOL) or is_claim or is_setting):
             continue
         context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images)
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
-            step = judged("request", _what(context), (place,), breaks, "unknown")
+            fine = "ok" if item.kind == POOL else "unknown"
+            step = judged("request", _what(context), (place,), breaks, fine)
             yield KataTrace(item.name, item.kind, item.source, item.line, steps=(step,))

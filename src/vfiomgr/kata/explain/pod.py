@@ -159,6 +159,10 @@ class RuntimeClassSpec(Value):
     line: int
 
 
+POOL = "pool"
+"""The kind of a pool of the SR-IOV network device plugin, which states none."""
+
+
 class OtherObject(Value, eq=False):
     """An object without a pod."""
 
@@ -264,6 +268,12 @@ def no_pod(objects: Objects, source: str) -> InvalidDocument:
     return InvalidDocument(message, _WORDING.start)
 
 
+def _pools_of(value: object) -> list[dict[str, Any]]:
+    """The pools of a configuration of the SR-IOV device plugin; empty for other documents."""
+    found = value.get("resourceList") if isinstance(value, dict) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 class _Reader(Struct):
     """Collects the pods and RuntimeClasses, and the errors."""
 
@@ -280,6 +290,12 @@ class _Reader(Struct):
             self._add(
                 document.place, (), "not an object", "add apiVersion, kind and the other keys"
             )
+        elif pools := _pools_of(document.value):
+            line = document.place.line
+            self.others += [
+                OtherObject(POOL, str(p.get("resourceName", "")), "", p, self.source, line)
+                for p in pools
+            ]
         elif not kind:
             self._add(document.place, (), *_without_kind(document))
         elif kind == "List":
