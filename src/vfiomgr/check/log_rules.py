@@ -54,6 +54,9 @@ def _when(logged: LoggedMessage) -> str:
     return f"{count or ','} {logged.seconds} s after boot"
 
 
+_RELEASE, _LARGE_PAGE = "/proc/sys/kernel/osrelease", 64 << 10
+
+
 @cache
 def _faults() -> tuple[dict[str, Any], ...]:
     text = (files(__package__) / "kernel_faults.toml").read_text(encoding="utf-8")
@@ -66,18 +69,36 @@ def kernel_fault(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     affected = {
         "vf": [d for d in own if d.physical_function is not None],
         "gpu": [d for d in own if d.is_graphics_or_accelerator and d.reset_method == ("bus",)],
+        "small-bar": [d for d in own if any(b.is_memory and b.size < _LARGE_PAGE for b in d.bars)],
+        "any": host.devices[:1],
     }
     tools = facts.distribution.tools if facts.distribution is not None else ()
     pin = " (proxmox-boot-tool kernel pin RELEASE)" if "proxmox-boot-tool" in tools else ""
     for each in _faults():
         devices = affected[each["of"]]
-        if devices and release.startswith(tuple(each["releases"])):
-            yield finding(
-                "kernel-fault",
-                each.get("severity", "warning"),
-                f"a fault of kernel {release}: {each['fault']}",
-                (f"/proc/sys/kernel/osrelease: {release}", *(f"{d} is on VFIO" for d in devices)),
-                f"reported without a cause in the configuration: {each['source']}",
-                f"update the kernel, or boot an older one without the fault, e.g. "
-                f"{each['without']}{pin}",
-            )
+        if not devices or not _is_of(each, host, facts):
+            continue
+        option = each.get("config")
+        shown = f"{facts.config_source}: CONFIG_{option}=y" if option else f"{_RELEASE}: {release}"
+        how = f"reported without a cause in the configuration: {each['source']}"
+        yield finding(
+            "kernel-fault",
+            each.get("severity", "warning"),
+            each["fault"] if option else f"a fault of kernel {release}: {each['fault']}",
+            (shown, *(f"{d} is on VFIO" for d in devices if d in own)),
+            f"reported in {each['source']}" if option else how,
+            each.get("remedy")
+            or "update the kernel, or boot an older one without the fault, e.g. "
+            f"{each['without']}{pin}",
+        )
+
+
+def _is_of(fault: dict[str, Any], host: HostSnapshot, facts: Readiness) -> bool:
+    """Whether a fault is one of this kernel, its configuration, its machine and its programs."""
+    tools = facts.distribution.tools if facts.distribution is not None else ()
+    return (
+        (host.kernel.release or "").startswith(tuple(fault.get("releases", ("",))))
+        and facts.config.get(fault.get("config", "")) == ("y" if "config" in fault else None)
+        and ("program" not in fault or fault["program"] in tools)
+        and any(n.startswith(fault.get("machine", "")) for n in (*host.kernel.compatible, ""))
+    )

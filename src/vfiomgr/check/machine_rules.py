@@ -1,4 +1,4 @@
-"""Rules about what a machine, its page size or its security policy denies devices."""
+"""Rules about what a machine or its security policy denies devices."""
 
 from __future__ import annotations
 
@@ -8,63 +8,12 @@ from vfiomgr.check.model import command_line
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
-from vfiomgr.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.check.model import Readiness
     from vfiomgr.snapshot.model import HostSnapshot
-
-_APPLE = "apple,"
-_LARGE_PAGE = 64 << 10
-
-
-def iommu_page_size(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report pages smaller than those of Apple's IOMMU (drivers/iommu/apple-dart.c)."""
-    names = [name for name in host.kernel.compatible if name.startswith(_APPLE)]
-    if names and facts.config.get("ARM64_4K_PAGES") == "y":
-        yield finding(
-            "iommu-page-size",
-            "warning",
-            "the kernel has pages of 4 KiB, but the IOMMU of this machine has pages of 16 KiB",
-            (
-                f"{facts.config_source}: CONFIG_ARM64_4K_PAGES=y",
-                f"/proc/device-tree/compatible: {names[0]}",
-            ),
-            "Apple's IOMMU (DART) cannot map smaller pages: DMA of PCIe devices fails, on the host "
-            "and in guests",
-            "boot a kernel with pages of 16 KiB (CONFIG_ARM64_16K_PAGES)",
-        )
-
-
-def bar_below_page(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report BARs that KVM cannot map for Cloud Hypervisor, as they are not entire pages."""
-    tools = facts.distribution.tools if facts.distribution is not None else ()
-    if facts.config.get("ARM64_64K_PAGES") != "y" or "cloud-hypervisor" not in tools:
-        return
-    bars = [
-        (device, bar)
-        for device in host.devices
-        if device.is_on_vfio
-        for bar in device.bars
-        if bar.is_memory and 0 < bar.size < _LARGE_PAGE
-    ]
-    if bars:
-        yield finding(
-            "bar-below-page",
-            "info",
-            "Cloud Hypervisor may fail with BARs smaller than the kernel's page size of 64 KiB",
-            (
-                f"{facts.config_source}: CONFIG_ARM64_64K_PAGES=y",
-                *(f"{device}: BAR {bar.index} of {size(bar.size)}" for device, bar in bars),
-            ),
-            "KVM maps only entire pages for a guest: a release that does not expand the BAR to a "
-            "page gets EINVAL",
-            "use Cloud Hypervisor of April 2026 or later (its pull request 7939), or QEMU, or boot "
-            "a kernel with 4 KiB pages",
-        )
-
 
 _HIDE = "xen-pciback.hide"
 _HIDDEN = expression(r"\(([^()]*)\)")

@@ -1,4 +1,4 @@
-"""What a machine, its page size or its security policy denies devices."""
+"""What a machine, the page size of its kernel, or its security policy denies devices."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def kernel(there: HostSnapshot, **changes: Any) -> HostSnapshot:
 def test_pages_smaller_than_those_of_apples_iommu(machine: str, pages: str, expected: Any) -> None:
     known = facts(config_source="/boot/config", config={pages: "y"})
     there = kernel(host(readiness=known), compatible=(machine,))
-    assert (found(there, "iommu-page-size") is not None) is expected
+    assert (found(there, "kernel-fault") is not None) is expected
     unread = kernel(host(readiness=facts()), compatible=(machine,))
-    assert found(unread, "iommu-page-size") is None
+    assert found(unread, "kernel-fault") is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_bars_below_a_page_for_cloud_hypervisor(
 ) -> None:
     nvme = device(**{"class_code": "010802", "driver": "vfio-pci", "bars": (SMALL,), **changes})
     there = host(nvme, readiness=facts(**{**PAGES_64K, "distribution": WITH_CLH, **known}))
-    assert (found(there, "bar-below-page") is not None) is expected
+    assert (found(there, "kernel-fault") is not None) is expected
 
 
 @pytest.mark.parametrize(

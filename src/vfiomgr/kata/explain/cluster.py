@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic, Remedy
+    from vfiomgr.kata.explain.context import StepState
     from vfiomgr.pci.model import PciDevice
 
 _GUESTS: dict[str, tuple[str, ...]] = {
@@ -315,6 +316,6 @@ def traces(
         context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images)
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
-            fine = "ok" if item.kind == POOL else "unknown"
+            fine: StepState = "ok" if item.kind == POOL else "unknown"
             step = judged("request", _what(context), (place,), breaks, fine)
             yield KataTrace(item.name, item.kind, item.source, item.line, steps=(step,))
