@@ -369,7 +369,9 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":
         return
     whole = (d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None)
-    devices = [d for d in whole if d.driver not in of_containers(facts)]
+    devices = [
+        d for d in whole if d.driver not in of_containers(facts) and not guards.is_for_gim(host, d)
+    ]
     if devices:
         yield finding(
             "d3cold",

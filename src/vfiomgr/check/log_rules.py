@@ -6,17 +6,38 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.text import parse_toml
-from vfiomgr.messages.known import clause, messages_by_name
+from vfiomgr.messages.known import clause, first_address, messages_by_name
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.check.model import Readiness
-    from vfiomgr.messages.known import LoggedMessage
+    from vfiomgr.messages.known import KnownMessage, LoggedMessage
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+def on_host(known: KnownMessage, text: str, host: HostSnapshot) -> KnownMessage:
+    """The message as the first of its cases has it that holds for a text on this host."""
+    device = host.device_named(first_address(text))
+    own = [d for d in host.devices if d.is_on_vfio and d.is_graphics_or_accelerator]
+    facts = {
+        "absent": device is None and bool(first_address(text)),
+        "in-use": device is not None and not device.is_on_vfio and bool(host.holders(device)),
+        "laptop": bool(own) and all(d.is_muxless for d in own),
+        "not-amd": device is not None and device.vendor_id != _AMD,
+    }
+    case = next((each for each in known.cases if facts[each.when]), None)
+    if case is None:
+        return known
+    return replace(known, meaning=case.meaning or known.meaning, remedy=case.remedy or known.remedy)
+
+
+_AMD = "1002"
 
 
 def kernel_log(
@@ -30,6 +51,7 @@ def kernel_log(
         known = messages_by_name().get(logged.name)
         if known is None or (logged.address and host.device_named(logged.address) is None):
             continue  # a snapshot of another release, or a function that was removed
+        known = on_host(known, logged.text, host)
         subject = f"{logged.address}: " if logged.address else ""
         causes = (one for one in find(*known.see) if one.severity in ("blocker", "warning"))
         rules = dict.fromkeys(

@@ -21,7 +21,7 @@ KERNEL = "the kernel"
 NVIDIA = "NVIDIA's drivers"
 QEMU = "QEMU"
 _ADDRESS = re.compile(
-    r"(?<![\w:.])(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?!\w)"
+    r"(?:(?<![\w:.])|(?<=PCI:))(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?!\w)"
 )
 _GROUP = re.compile(r"(?i)\bgroup (\d+)\b|/dev/vfio/(\d+)\b")
 _STAMP = re.compile(r"^\[ *(\d+)\.\d+\] ?")
@@ -36,6 +36,17 @@ _compiled = cache(re.compile)
 """The cache of `re` itself has 512 places, fewer than the tables have patterns."""
 
 
+class Case(Value):
+    """What a message means, and what helps, where a fact about the function that it names holds."""
+
+    when: Literal["absent", "in-use", "laptop", "not-amd"]
+    """No function of this host; processes of the host use it; a GeForce of a laptop without outputs
+    is for guests; a function that is not of AMD."""
+    meaning: str = ""
+    """Empty: that of the message."""
+    remedy: str = ""
+
+
 class KnownMessage(Value):
     """A message: how it is recognized, its cause and its remedy."""
 
@@ -48,6 +59,7 @@ class KnownMessage(Value):
     """Messages as they are printed; tests look them up."""
     meaning: str
     remedy: str
+    cases: tuple[Case, ...] = ()
     see: tuple[str, ...] = ()
     """The rules of `check`, `check cdi` and `check kata` that find its causes on a host."""
     leads_to_others: bool = False
@@ -101,6 +113,7 @@ def _message(name: str, program: str, row: dict[str, Any]) -> KnownMessage:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
     }
+    values["cases"] = tuple(Case(**case) for case in values.get("cases", ()))
     return KnownMessage(name=name, program=program, **values)
 
 

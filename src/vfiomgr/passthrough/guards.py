@@ -54,6 +54,12 @@ GIM_OPTIONS = (
 """How to change the virtual functions of GIM (amd/MxGPU-Virtualization#8)."""
 
 
+def is_for_gim(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether GIM has an AMD GPU, or is loaded and it has no other driver."""
+    is_free = device.driver is None and device.vendor_id == "1002" and GIM in host.pci_drivers
+    return device.driver == GIM or is_free
+
+
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse bridges, which cannot be assigned (vfio_pci_core_register_device)."""
     if device.is_bridge:

@@ -70,6 +70,7 @@ HEADER_ENDPOINT = 0
 UNKNOWN_CALL = "a call on it"
 """The placeholder for an operation of another program, which may be short."""
 
+_CLASS_3D = "0302"
 _AMD = "1022"
 _AMD_NPUS = frozenset({"1502", "17f0", "17f2", "17f3", "1b0b", "1b0c"})
 """The NPUs of the driver amdxdna, of the class of signal processors (amdxdna_pci_drv.c)."""
@@ -438,6 +439,12 @@ class PciDevice(Value):
         """Display controllers, processing accelerators, NPUs and NVSwitches."""
         is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR)) or self.is_npu
         return (is_gpu and not self.is_bridge) or self.is_nvswitch
+
+    @property
+    def is_muxless(self) -> bool:
+        """Whether it is a GeForce without outputs, as in laptops whose display another GPU has."""
+        is_3d = self.class_code.startswith(_CLASS_3D)
+        return is_3d and self.vendor_id == "10de" and "GeForce" in self.name
 
     @property
     def is_npu(self) -> bool:

@@ -979,6 +979,9 @@ def test_d3cold() -> None:
     assert severity(host(device(d3cold_allowed=None), readiness=facts()), "d3cold") is None
     console = device(is_boot_display=True, driver="nvidia")
     assert severity(host(console, readiness=facts()), "d3cold") is None
+    amd = host(device(vendor_id="1002", driver=None), readiness=facts())
+    assert severity(amd, "d3cold") == "info"
+    assert severity(replace(amd, pci_drivers=("gim",)), "d3cold") is None, "it is for gim"
     taken = replace(console, driver="vfio-pci")
     assert severity(host(taken, readiness=facts()), "d3cold") == "info"
     awake = KernelModule("vfio_pci", "loaded", (), {"disable_idle_d3": "Y"})

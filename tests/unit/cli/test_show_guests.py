@@ -65,3 +65,20 @@ def test_the_iommu_of_a_soc_that_ignores_who_asks(
 ) -> None:
     text = shown(run, tmp_path, with_facts(host_of(GPU), compatible=(machine,)))
     assert ("only for trusted guests" in text) is is_weak
+
+
+@pytest.mark.parametrize(
+    ("changes", "drivers", "is_for_gim"),
+    [
+        ({}, ("gim", "vfio-pci"), True),
+        ({}, ("vfio-pci",), False),
+        ({"vendor_id": "10de"}, ("gim", "vfio-pci"), False),
+    ],
+)
+def test_a_gpu_without_driver_where_gim_is_loaded_is_not_to_be_bound(
+    run: Run, tmp_path: Path, changes: dict[str, Any], drivers: Any, *, is_for_gim: bool
+) -> None:
+    gpu = replace(GPU, driver=None, **{"vendor_id": "1002", **changes})
+    text = shown(run, tmp_path, with_facts(host_of(gpu), pci_drivers=drivers))
+    assert ("vfiomgr explain gim-no-sriov" in text) is is_for_gim
+    assert ("not yet: vfiomgr bind" in text) is not is_for_gim

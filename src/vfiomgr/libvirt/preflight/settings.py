@@ -24,7 +24,6 @@ _CCW = "vfio-ccw"
 _NVIDIA = "10de"
 _WITH_BOOT_ROM = ("0100", "0104", "0107")
 """SCSI, RAID and SAS controllers."""
-_CLASS_3D = "0302"
 _CONSUMER = expression(r"GeForce|TITAN")
 _BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
@@ -352,7 +351,7 @@ def _half_hidden(context: PreflightContext) -> Iterator[Diagnostic]:
                 "info",
                 f"a guest driver of {device} before 465 may stop with Code 43",
                 (context.cite(taken.hostdev), f"<features> lacks {' and '.join(lacking)}"),
-                "such a driver finds the hypervisor although <hidden state='on'/> hides KVM",
+                "such a driver finds the hypervisor although KVM is hidden",
                 f"install driver 465 or later in the guest, or write {' and '.join(lacking)} into "
                 "<features>",
                 subject=device,
@@ -363,8 +362,7 @@ def muxless(context: PreflightContext) -> Iterator[Diagnostic]:
     """GeForce of laptops without outputs: their video BIOS is in ACPI (_ROM), not in the card."""
     for taken in context.functions:
         device = taken.device
-        is_nvidia = device.vendor_id == _NVIDIA and device.class_code.startswith(_CLASS_3D)
-        if not is_nvidia or "GeForce" not in device.name:
+        if not device.is_muxless:
             continue
         yield finding(
             "code-43-laptop",

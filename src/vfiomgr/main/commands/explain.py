@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from vfiomgr import check as library
 from vfiomgr import kata
+from vfiomgr.check.log_rules import on_host
 from vfiomgr.cli.options import READING, complete_file, session_options
 from vfiomgr.cli.output import (
     diagnostic_document,
@@ -188,7 +189,8 @@ def _print(session: Session, seen: list[_Explained]) -> None:
     is_read = False
     judged = {name for rule in library.RULES.rules for name in rule.names}
     try:
-        host = session.scan(with_readiness=True)
+        in_use = any(case.when == "in-use" for each in seen for case in each.known.cases)
+        host = session.scan(with_readiness=True, with_users=in_use)
     except VfiomgrError as error:
         unread.append(error.message)
     else:
@@ -226,7 +228,8 @@ def _other_findings(session: Session, rules: set[str], unread: list[str]) -> Ite
 def _on_host(seen: _Explained, host: HostSnapshot, found: Sequence[Diagnostic]) -> _Explained:
     """The message with what it names of a host, and the findings of the rules for its causes."""
     causes = (each for each in found if each.rule in seen.known.see and each.severity != "ok")
-    return replace(seen, lines=tuple(_named(seen.text, host)), found=tuple(causes))
+    known = on_host(seen.known, seen.text, host)
+    return replace(seen, known=known, lines=tuple(_named(seen.text, host)), found=tuple(causes))
 
 
 def _named(text: str, host: HostSnapshot) -> Iterator[str]:

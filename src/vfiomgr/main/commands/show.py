@@ -15,7 +15,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
-from vfiomgr.passthrough.guards import unusable
+from vfiomgr.passthrough.guards import is_for_gim, unusable
 from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
@@ -302,6 +302,9 @@ def _readiness(
     elif refusal:
         yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
         yield ("remedy", str(facts["remedy"]))
+    elif device.driver is None and is_for_gim(host, device):
+        yield ("guest-ready", "no: the driver gim is loaded, but does not use it")
+        yield ("remedy", "if guests are to get virtual functions: vfiomgr explain gim-no-sriov")
     else:
         left = blockers(host.group_members(device.iommu_group)) if device.is_on_vfio else ()
         names = " ".join(str(each.address) for each in left or (device,))

@@ -1,0 +1,65 @@
+"""Messages that mean something else where a fact about this host holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.devices import host_of, pci_device, with_facts
+from vfiomgr.check.log_rules import on_host
+from vfiomgr.messages.known import known_messages, messages_by_name
+from vfiomgr.users.model import DeviceUser
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
+
+GPU = replace(pci_device(), driver="nvidia", nodes=("/dev/nvidia0",))
+OWN = replace(GPU, driver="vfio-pci", nodes=())
+RADEON = replace(OWN, vendor_id="1002")
+MOBILE = replace(OWN, class_code="030200", name="NVIDIA GP107M [GeForce GTX 1050 Mobile]")
+USED = with_facts(host_of(GPU), users=(DeviceUser("/dev/nvidia0", 4711, "gnome-shell"),))
+ATS = "AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:04:00.0 address=0x7fb4a0e10]"
+HEADER = "Unknown PCI header type '127' for device '0000:04:00.0'"
+CODE = "Windows has stopped this device because it has reported problems. (Code 43)"
+BAR = "NVRM: BAR0 is 0M @ 0x0 (PCI:0000:{}:00.0)"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "host", "is_other"),
+    [
+        ("header-type", HEADER, USED, True),
+        ("header-type", HEADER, host_of(OWN), True),
+        ("header-type", HEADER, host_of(RADEON), False),
+        ("header-type", "Unknown PCI header type '127'", USED, False),
+        ("iotlb-timeout", ATS, host_of(OWN), True),
+        ("iotlb-timeout", ATS, host_of(RADEON), False),
+        ("nvidia-bar", BAR.format("07"), host_of(GPU), True),
+        ("nvidia-bar", BAR.format("04"), host_of(GPU), False),
+        ("nvidia-bar", "NVRM: BAR0 is 0M @ 0x0", host_of(GPU), False),
+        ("windows-code-43", CODE, host_of(MOBILE), True),
+        ("windows-code-43", CODE, host_of(OWN), False),
+        ("windows-code-43", CODE, host_of(replace(MOBILE, driver="nvidia")), False),
+    ],
+)
+def test_a_case_replaces_the_meaning_or_the_remedy(
+    name: str, text: str, host: HostSnapshot, *, is_other: bool
+) -> None:
+    known = messages_by_name()[name]
+    assert (on_host(known, text, host).remedy != known.remedy) is is_other
+
+
+def test_the_first_case_that_holds_counts() -> None:
+    known = messages_by_name()["header-type"]
+    assert "Stop the processes" in on_host(known, HEADER, USED).remedy
+    other = on_host(known, HEADER, host_of(OWN))
+    assert (other.meaning, "vendor-reset" in other.remedy) == (known.meaning, False)
+
+
+def test_cases_are_plain_sentences_that_say_something_else() -> None:
+    for known in known_messages():
+        for case in known.cases:
+            for text in filter(None, (case.meaning, case.remedy)):
+                assert text.endswith(".")
+                assert text not in (known.meaning, known.remedy)
