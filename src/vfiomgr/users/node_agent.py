@@ -87,6 +87,20 @@ class ClaimStatus(Value):
     returns: bool = False
     """Whether it returns to that driver with the end of the claim."""
 
+    @property
+    def origin(self) -> str:
+        """From which driver it was bound for the claim, and what its end does; or nothing."""
+        if self.driver is None or self.since is None:
+            return ""
+        driver = self.driver or "no driver"
+        end = f"returns to {driver}" if self.returns else "stays on its VFIO driver"
+        return f"bound from {driver} at {time_text(self.since)}; {end} when the claim ends"
+
+
+def time_text(seconds: float) -> str:
+    """A time as ISO 8601, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
 
 class NodeStatus(Value, dict=True):
     """The state of an agent."""

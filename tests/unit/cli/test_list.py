@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.vgpu_hosts import a40_host, gim_host, samples_host, t4_host
-from tests.unit.devices import host_of, pci_device, with_facts
+from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from tests.work import calls
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.node_agent import ClaimStatus
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
@@ -108,6 +109,21 @@ def test_a_pod_is_a_user(run: Run, tmp_path: Path) -> None:
     user = DeviceUser("/dev/vfio/devices/vfio0", 7, "qemu", guest="sandbox-1", pod="ml/train-0")
     where = in_snapshot(tmp_path, with_facts(host_of(device), users=(user,)))
     assert rows_of(run(*where, "list").stdout)[str(device.address)]["USED BY"] == "pod ml/train-0"
+
+
+def test_a_claim_is_a_user_and_show_says_from_which_driver_it_bound_a_device(
+    run: Run, tmp_path: Path
+) -> None:
+    device = replace(pci_device(), driver="vfio-pci")
+    name = str(device.address)
+    claim = ClaimStatus(name, "ml/guest", "nvidia", 1767225600.0, returns=True)
+    agent = replace(agent_of(name), claims=(claim,))
+    where = in_snapshot(tmp_path, with_facts(host_of(device), users=(), agent=agent))
+    assert rows_of(run(*where, "list").stdout)[name]["USED BY"] == "claim ml/guest"
+    shown = json.loads(run(*where, "show", name, "--format", "json").stdout)
+    (user,) = shown["users"]
+    origin = "bound from nvidia at 2026-01-01T00:00:00Z; returns to nvidia when the claim ends"
+    assert user == f"claim ml/guest ({origin})"
 
 
 def test_virtual_functions_are_folded(run: Run, tmp_path: Path) -> None:

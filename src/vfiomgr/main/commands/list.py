@@ -188,12 +188,13 @@ def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
 
 
 def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
-    pods = [pod for function in functions for pod in _pods(host, function)]
+    given = [f"pod {pod}" for function in functions for pod in _pods(host, function)]
+    given += [f"claim {claim}" for claim in filter(None, map(host.claim_of, functions))]
     nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
     users = host.users.of_nodes(nodes)
-    if not (pods or users or all(map(host.knows_users_of, functions))):
+    if not (given or users or all(map(host.knows_users_of, functions))):
         return _UNKNOWN
-    return _users_in_words(users, pods)
+    return _users_in_words(users, given)
 
 
 def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
@@ -250,10 +251,10 @@ def _user(user: DeviceUser) -> dict[str, object]:
     }
 
 
-def _users_in_words(users: Sequence[DeviceUser], pods: Iterable[str] = ()) -> str:
-    """Pods, domains and processes, each once; a dash for nobody."""
+def _users_in_words(users: Sequence[DeviceUser], given: Iterable[str] = ()) -> str:
+    """Pods and claims, domains and processes, each once; a dash for nobody."""
     names = (
         f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
         for user in users
     )
-    return ", ".join(dict.fromkeys((*(f"pod {pod}" for pod in pods), *names))) or "-"
+    return ", ".join(dict.fromkeys((*given, *names))) or "-"

@@ -122,13 +122,24 @@ def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
 
 
 def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
-    """The pod that has the function, and the processes that use it; None if they cannot be seen."""
-    pod = host.pod_of(device)
+    """The pod or claim that has the function, and its processes; None if they cannot be seen."""
+    pod, claim = host.pod_of(device), host.claim_of(device)
     users = host.holders(device)
-    if not (pod or users or host.knows_users_of(device)):
+    if not (pod or claim or users or host.knows_users_of(device)):
         return None
     is_named = pod is None or any(user.pod == pod for user in users)
-    return list(dict.fromkeys((*(() if is_named else (f"pod {pod}",)), *map(str, users))))
+    given = [] if is_named else [f"pod {pod}"]
+    if claim:
+        given.append(f"claim {claim}{_origin(host, device)}")
+    return list(dict.fromkeys((*given, *map(str, users))))
+
+
+def _origin(host: HostSnapshot, device: PciDevice) -> str:
+    """From which driver a claim bound the function; empty if it did not."""
+    claims = () if host.users.agent is None else host.users.agent.claims
+    slot = {str(each.address) for each in host.slot(device)}
+    found = next((each.origin for each in claims if each.device in slot), "")
+    return f" ({found})" if found else ""
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:

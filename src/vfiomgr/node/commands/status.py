@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_documen
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.snapshot.session import Session, pass_session, session_of
-from vfiomgr.users.node_agent import CONTROL, read_status
+from vfiomgr.users.node_agent import CONTROL, read_status, time_text
 from vfiomgr.users.node_agent import release as release_device
 
 if TYPE_CHECKING:
@@ -111,13 +110,9 @@ def _claim_document(found: ClaimStatus) -> dict[str, object]:
         "device": found.device,
         "claim": found.claim,
         "driver": found.driver,
-        "since": None if found.since is None else _time(found.since),
+        "since": None if found.since is None else time_text(found.since),
         "returns": found.returns,
     }
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _device_document(device: DeviceStatus) -> dict[str, object]:
@@ -150,15 +145,9 @@ def _cells(resource: str, device: DeviceStatus) -> tuple[str, ...]:
 
 def _bound(claims: Iterable[ClaimStatus]) -> Iterator[str]:
     """The devices that were bound for claims, and what the end of the claim does."""
-    for claim in claims:
-        if claim.driver is None or claim.since is None:
-            continue
-        driver = claim.driver or "no driver"
-        end = f"returns to {driver}" if claim.returns else "stays on its VFIO driver"
-        yield (
-            f"{claim.device}: bound from {driver} for ResourceClaim {claim.claim} at "
-            f"{_time(claim.since)}; {end} when the claim ends"
-        )
+    for each in claims:
+        if each.origin:
+            yield f"{each.device}: claim {each.claim}, {each.origin}"
 
 
 def _notes(found: NodeStatus) -> Iterator[str]:
