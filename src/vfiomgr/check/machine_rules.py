@@ -30,7 +30,6 @@ def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             continue
         value = "".join(f"({_corrected(each)})" for each in given)
         is_server = facts.distribution is not None and facts.distribution.id == "xenenterprise"
-        how = f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
         yield finding(
             "xen-hide-invalid",
             "warning",
@@ -38,9 +37,12 @@ def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             (f"/proc/cmdline: {one.word}",),
             "pciback stops at the first invalid address: that function and the next ones stay with "
             "dom0",
-            f"{how}, and reboot"
-            if is_server
-            else f"write {_HIDE}={value}{command_line(host)}, and reboot",
+            (
+                f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
+                if is_server
+                else f"write {_HIDE}={value}{command_line(host)}"
+            )
+            + ", and reboot",
         )
 
 
@@ -65,28 +67,6 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             f"update {policy}; or allow it in a module of your own: ausearch -m avc -c "
             f"{one.program} | audit2allow -M local, then semodule -i local.pp",
         )
-
-
-def flr_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report functions that were not ready after a function-level reset, and have another one."""
-    for logged in facts.kernel_log or ():
-        device = host.device_named(logged.address) if logged.address else None
-        if logged.name != "reset-timeout" or "after FLR" not in logged.text or device is None:
-            continue
-        place = f"/sys/bus/pci/devices/{device.address}/reset_method"
-        others = [method for method in device.reset_method if method != "flr"]
-        if device.reset_method[:1] == ("flr",) and others:
-            yield finding(
-                "flr-broken",
-                "warning",
-                f"FLR (function-level reset) of {device} failed: it was not ready in time",
-                (f"kernel log: {logged.text}", f"{place}: {' '.join(device.reset_method)}"),
-                "the kernel uses the first method of reset_method when a guest starts and stops, "
-                "and a device that does not return may freeze the host",
-                f"use the next reset method: vfiomgr bind {device.address} --reset-method "
-                f"{others[0]}; newer kernels do not use FLR for some of these devices",
-                subject=device,
-            )
 
 
 _OF_BMC = ("102b", "1a03")

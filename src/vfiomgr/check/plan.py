@@ -137,7 +137,6 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, machine_rules.iommu_blocks_host, "iommu-blocks-host"),
             reading(_READINESS, machine_rules.hidden_addresses, "xen-hide-invalid"),
             reading(_READINESS, machine_rules.selinux_denials, "selinux-access"),
-            reading(_READINESS, machine_rules.flr_trouble, "flr-broken"),
             reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),
             reading(_READINESS, _kernel_log, "kernel-log"),
         ),

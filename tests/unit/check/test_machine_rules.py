@@ -116,25 +116,6 @@ def test_a_denial_is_mended_in_the_policy(context: str, advice: str) -> None:
     assert found(host(readiness=facts()), "selinux-access") is None
 
 
-@pytest.mark.parametrize(
-    ("methods", "text", "expected"),
-    [
-        (("flr", "pm"), "not ready 65535ms after FLR; giving up", True),
-        (("flr", "pm"), "not ready 65535ms after bus reset; giving up", False),
-        (("pm",), "not ready 65535ms after FLR; giving up", False),
-        (("flr",), "not ready 65535ms after FLR; giving up", False),
-    ],
-)
-def test_a_function_that_does_not_return_from_flr(
-    methods: tuple[str, ...], text: str, expected: Any
-) -> None:
-    logged = LoggedMessage("reset-timeout", text, "0000:04:00.0")
-    there = host(device(reset_method=methods), readiness=facts(kernel_log=(logged,)))
-    finding = found(there, "flr-broken")
-    assert (finding is not None) is expected
-    assert finding is None or "--reset-method pm" in finding.remedy
-
-
 def test_vendor_reset_that_failed_is_to_be_updated() -> None:
     gpu = amd("687f", reset_method=("device_specific",))
     logged = LoggedMessage("vendor-reset-failed", "AMD_VEGA10: failed", str(gpu.address))
