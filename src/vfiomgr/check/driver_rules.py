@@ -377,24 +377,23 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             ),
             why,
             *(
-                _stay(held[0])
+                (_STAY,)
                 if name in of_containers(facts)
                 else _race_remedies(host, held[0], is_first=is_first)
             ),
         )
 
 
+_STAY = Remedy(
+    "no action for containers, which use it on this driver (NVIDIA's container runtime is "
+    "installed); for a guest see: vfiomgr show ADDRESS"
+)
+
+
 def of_containers(facts: Readiness) -> tuple[str, ...]:
     """The drivers that containers need, where NVIDIA's toolkit is installed."""
     tools = facts.distribution.tools if facts.distribution is not None else ()
     return ("nvidia",) if "nvidia-container-runtime" in tools else ()
-
-
-def _stay(first: PciDevice) -> Iterator[Remedy]:
-    yield Remedy(
-        "no action for containers, which use it on this driver (NVIDIA's container runtime is "
-        f"installed); for a guest see: vfiomgr show {first.address}"
-    )
 
 
 _SHOWN = 4

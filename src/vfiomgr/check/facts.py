@@ -565,7 +565,7 @@ def _denials(tree: HostTree) -> Iterator[SelinuxDenial]:
         path, name = _OF_DEVICES.search(about), _IN_SYSFS.search(about)
         target = path[1] if path else f"{name[1]} in /sys" if name else ""
         if target:
-            yield SelinuxDenial(program, permission, target, context, line)
+            yield SelinuxDenial(program, f"{permission} on {target}", context, line)
 
 
 _RECORDED_LOG = "/var/log/dmesg"

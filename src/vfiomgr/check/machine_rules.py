@@ -61,7 +61,7 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
         yield finding(
             "selinux-access",
             "warning",
-            f"SELinux denied {one.program}: {one.permission} on {one.target}",
+            f"SELinux denied {one.program}: {one.what}",
             (f"/var/log/audit/audit.log: {one.line}", "/sys/fs/selinux/enforce: 1"),
             "owner and mode of the file do not matter then",
             f"update {policy}; or allow it in a module of your own: ausearch -m avc -c "

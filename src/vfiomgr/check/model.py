@@ -98,10 +98,8 @@ class SelinuxDenial(Value):
 
     program: str
     """The command of the process, as the kernel shortens it."""
-    permission: str
-    """What it asked for: `write`."""
-    target: str
-    """A path, or the name of a file in /sys."""
+    what: str
+    """What it asked for, and of what: `write on config in /sys`."""
     context: str
     """The context of the program."""
     line: str

@@ -98,7 +98,7 @@ def test_denials_of_selinux_about_devices(
 ) -> None:
     files = f"sys/fs/selinux/enforce: {enforce}\nvar/log/audit/audit.log: {line}\\n{line}\n"
     denials = read_readiness(tree_of(tmp_path, files), None, ()).denials
-    assert [each.target for each in denials] == ([target] if target else [])
+    assert [each.what for each in denials] == ([f"write on {target}"] if target else [])
 
 
 def test_a_host_without_audit_log_has_no_denials(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_host_without_audit_log_has_no_denials(tmp_path: Path) -> None:
     ("context", "advice"), [("a:b:virt_launcher.process", "KubeVirt"), ("a:b:svirt_t", "update")]
 )
 def test_a_denial_is_mended_in_the_policy(context: str, advice: str) -> None:
-    denial = SelinuxDenial("libvirtd", "write", "config in /sys", context, "avc: denied")
+    denial = SelinuxDenial("libvirtd", "write on config in /sys", context, "avc: denied")
     finding = found(host(readiness=facts(denials=(denial,))), "selinux-access")
     assert finding is not None
     assert advice in finding.remedy

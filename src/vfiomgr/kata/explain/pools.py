@@ -12,7 +12,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.kata.explain.context import chain_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
@@ -72,40 +72,28 @@ def _of_functions(host: HostSnapshot, name: str, selectors: dict[str, Any]) -> I
         "pool-selectors",
         name,
         f"no function of this host matches all selectors of {name}: {near.address} is "
-        f"{near.vendor_id}:{near.device_id} on driver {near.driver or 'none'}, but {lists}",
+        f"{near.vendor_id}:{near.device_id} on driver {near.driver or 'none'}, but {lists} "
+        "(a selector names the driver of the PCI function)",
         _correction(near, selectors, wrong),
     )
 
 
-def _correction(near: PciDevice, selectors: dict[str, Any], wrong: Sequence[str]) -> str:
-    values = {key: _values(near)[key] for key in wrong}
-    parts: list[str] = []
-    if "drivers" in values and _VFIO in _texts(selectors, "drivers"):
-        del values["drivers"]
-        parts.append(f"bind it: vfiomgr bind {near.address}")
-    if values:
-        lines = ", ".join(f'{key}: ["{value}"]' for key, value in values.items())
-        of_rdma = ", that of the PCI function, not of RDMA" if "drivers" in values else ""
-        parts.insert(0, f"write {lines}{of_rdma}")
+def _correction(near: PciDevice, selectors: dict[str, Any], wrong: dict[str, str]) -> str:
+    parts = [f'write {key}: ["{value}"]' for key, value in wrong.items()]
+    if "drivers" in wrong and _VFIO in _texts(selectors, "drivers"):
+        parts[list(wrong).index("drivers")] = f"bind it: vfiomgr bind {near.address}"
     return "; and ".join(parts)
 
 
-def _values(device: PciDevice) -> dict[str, str]:
-    return {
+def _misfits(device: PciDevice, selectors: dict[str, Any]) -> dict[str, str]:
+    """The selectors that a function does not match, of those that a scan can tell, by its value."""
+    values = {
         "devices": device.device_id,
         "drivers": device.driver or "",
         "pciAddresses": str(device.address),
     }
-
-
-def _misfits(device: PciDevice, selectors: dict[str, Any]) -> list[str]:
-    """The selectors that a function does not match, of those that its scan can tell."""
-    values = _values(device)
-    return [
-        key
-        for key, value in values.items()
-        if _texts(selectors, key) and value not in _texts(selectors, key)
-    ]
+    given = {key: _texts(selectors, key) for key in values}
+    return {key: v for key, v in values.items() if given[key] and v not in given[key]}
 
 
 def _texts(selectors: dict[str, Any], key: str) -> list[str]:
