@@ -31,7 +31,8 @@ def on_host(known: KnownMessage, text: str, host: HostSnapshot) -> KnownMessage:
         "laptop": bool(own) and all(d.is_muxless for d in own),
         "not-amd": device is not None and device.vendor_id != _AMD,
     }
-    case = next((each for each in known.cases if facts[each.when]), None)
+    facts |= dict.fromkeys(host.kernel.words, True)
+    case = next((each for each in known.cases if facts.get(each.when)), None)
     if case is None:
         return known
     return replace(known, meaning=case.meaning or known.meaning, remedy=case.remedy or known.remedy)

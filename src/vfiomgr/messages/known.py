@@ -39,9 +39,10 @@ _compiled = cache(re.compile)
 class Case(Value):
     """What a message means, and what helps, where a fact about the function that it names holds."""
 
-    when: Literal["absent", "in-use", "laptop", "not-amd"]
-    """No function of this host; processes of the host use it; a GeForce of a laptop without outputs
-    is for guests; a function that is not of AMD."""
+    when: str
+    """`absent`: no function of this host; `in-use`: processes of the host use it; `laptop`: the
+    GPUs for guests are GeForce of laptops, without outputs; `not-amd`: it is not of AMD. One with
+    `=` is an option of the kernel's command line."""
     meaning: str = ""
     """Empty: that of the message."""
     remedy: str = ""

@@ -38,6 +38,9 @@ BAR = "NVRM: BAR0 is 0M @ 0x0 (PCI:0000:{}:00.0)"
         ("nvidia-bar", BAR.format("07"), host_of(GPU), True),
         ("nvidia-bar", BAR.format("04"), host_of(GPU), False),
         ("nvidia-bar", "NVRM: BAR0 is 0M @ 0x0", host_of(GPU), False),
+        ("mpt-doorbell", "", with_facts(host_of(GPU), kernel_command_line="ro iommu=pt"), True),
+        ("mpt-doorbell", "", with_facts(host_of(GPU), kernel_command_line="ro"), False),
+        ("mpt-doorbell", "", with_facts(host_of(GPU), kernel_command_line=None), False),
         ("windows-code-43", CODE, host_of(MOBILE), True),
         ("windows-code-43", CODE, host_of(OWN), False),
         ("windows-code-43", CODE, host_of(replace(MOBILE, driver="nvidia")), False),
@@ -60,6 +63,7 @@ def test_the_first_case_that_holds_counts() -> None:
 def test_cases_are_plain_sentences_that_say_something_else() -> None:
     for known in known_messages():
         for case in known.cases:
+            assert "=" in case.when or case.when in {"absent", "in-use", "laptop", "not-amd"}
             for text in filter(None, (case.meaning, case.remedy)):
                 assert text.endswith(".")
                 assert text not in (known.meaning, known.remedy)

@@ -186,3 +186,40 @@ def test_a_condition_that_does_not_match_is_not_tried_again() -> None:
     (found,) = READER_RULES.find(readers)
     assert "nvidia.ko.xz" in found.summary
     assert "restart" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("package", "setting", "expected"),
+    [
+        ("1.18.0-1", 'log-level = "info"\n\nmode = "cdi"', "cdi"),
+        ("1.18.0-1", 'mode = "auto"', ""),
+        ("1.18.0-1", '#mode = "cdi"', ""),
+        ("1.18.0-1", '[nvidia-container-runtime.modes.cdi]\nmode = "cdi"', ""),
+        ("1.18.1-1", 'mode = "cdi"', ""),
+        ("", 'mode = "cdi"', ""),
+    ],
+)
+def test_the_mode_of_the_runtime_may_be_none_of_the_generator(
+    tmp_path: Path, package: str, setting: str, expected: str
+) -> None:
+    tree = HostTree(str(tmp_path))
+    for place, text in (
+        ("etc/nvidia-container-runtime/config.toml", f"[nvidia-container-runtime]\n{setting}\n"),
+        (
+            "var/lib/dpkg/status",
+            f"Package: nvidia-container-toolkit\nStatus: install ok installed\nVersion: {package}\n"
+            if package
+            else "",
+        ),
+    ):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert read_readers(tree, ()).mode == expected
+
+
+def test_a_mode_that_the_generator_lacks_is_named_with_what_helps() -> None:
+    (found,) = READER_RULES.find(Readers({}, has_static=True, is_refreshed=True, mode="cdi"))
+    assert 'mode = "cdi"' in found.summary
+    assert "--mode=auto" in found.remedy
+    assert "modules-load.d" not in found.remedy

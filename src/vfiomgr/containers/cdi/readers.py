@@ -49,6 +49,8 @@ _UNITS = tuple(map(HostPath, ("/etc/systemd/system", "/usr/lib/systemd/system"))
 _REFRESHED = tuple(place / "multi-user.target.wants" / _REFRESH for place in _UNITS)
 _UNCOMPRESSED = expression(r"(?m)^ExecCondition=.*\.ko(?::|\[:\]).*modules\.dep")
 _NVIDIA_MODULE = expression(r"(?m)^\S*/(nvidia(?:-current)?\.ko[.\w]*):")
+_TOOLKIT = HostPath("/etc/nvidia-container-runtime/config.toml")
+_MODE = expression(r'(?m)^\[nvidia-container-runtime\]\n(?:[^\n[].*\n|\n)*?mode *= *"(cdi|legacy)"')
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o001
 
 
@@ -85,6 +87,8 @@ class Readers(Value):
     """Whether nvidia-cdi-refresh is enabled, and NVIDIA's driver has a GPU."""
     unmatched: str = ""
     """The driver's compressed module, if the unit has a condition for an uncompressed one."""
+    mode: str = ""
+    """That of NVIDIA's runtime, if nvidia-ctk takes it as its own and has no such mode."""
 
 
 def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
@@ -104,7 +108,17 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
         tuple(_closed(tree, files)),
         any(map(tree.exists, _REFRESHED)) and all(map(tree.exists, _NVIDIA)),
         _unmatched(tree),
+        _unsuitable_mode(tree),
     )
+
+
+def _unsuitable_mode(tree: HostTree) -> str:
+    """nvidia-ctk 1.18.0 reads the mode of the runtime (NVIDIA/nvidia-container-toolkit 1376)."""
+    found = _MODE.search(tree.read_text(_TOOLKIT) or "")
+    if found is None:
+        return ""
+    version = location.version_of(tree, "nvidia-ctk", ("nvidia-container-toolkit",))
+    return found[1] if version == Version(1, 18) else ""
 
 
 def _unmatched(tree: HostTree) -> str:
@@ -338,6 +352,14 @@ def _not_refreshed(facts: Readers) -> Iterator[CdiFinding]:
             "upgrade nvidia-container-toolkit to 1.18.2 or later",
             "set ExecCondition= (empty) in a drop-in: systemctl edit nvidia-cdi-refresh",
             f"nvidia-ctk cdi generate --output={DYNAMIC}/nvidia.yaml (after each boot)",
+        ]
+    elif facts.mode:
+        why = f'nvidia-ctk 1.18.0 has no mode {facts.mode}, and takes mode = "{facts.mode}" from '
+        why += str(_TOOLKIT)
+        remedies = [
+            "upgrade nvidia-container-toolkit to 1.18.1 or later",
+            'set mode = "auto" in that file, then systemctl restart nvidia-cdi-refresh',
+            f"nvidia-ctk cdi generate --mode=auto --output={DYNAMIC}/nvidia.yaml (after each boot)",
         ]
     yield _finding(
         "refresh-missing",
