@@ -195,6 +195,8 @@ class Order(Value):
     """The functions to reset, or the device to bind."""
     on_demand: OnDemand | None = None
     """How to bind it."""
+    stays: bool = False
+    """Whether a device that is returned stays on its VFIO driver."""
 
 
 class Result(Value):
@@ -203,7 +205,7 @@ class Result(Value):
     unit: NodeUnit | None = None
     """The vGPU that was created, or the device that was bound."""
     note: str = ""
-    """Why a device was not reset, if nothing is wrong with it."""
+    """Why a device was not reset, if nothing is wrong with it, or what is not as before a bind."""
     error: str = ""
     """Why the order failed."""
     hint: str = ""

@@ -281,8 +281,8 @@ class Creating:
             raise HostError(message, "see the journal of vfiomgr-node.service")
         return result.unit
 
-    async def give_back(self, device: str, owner: str) -> None:
-        """Return a device to its original driver.
+    async def give_back(self, device: str, owner: str, *, stays: bool = False) -> str:
+        """Return a device to its original driver, unless it `stays`; returns what is not as before.
 
         Raises:
             Refusal: a guest uses it.
@@ -290,7 +290,8 @@ class Creating:
             HostError: it was not returned.
 
         """
-        await self._ask(Order("return", owner), f"return {device} to its driver")
+        order = Order("return", owner, stays=stays)
+        return (await self._ask(order, f"return {device} to its driver")).note
 
     async def reset(self, unit: NodeUnit) -> str:
         """Reset the functions of a device; returns why they were not, if nothing is wrong.

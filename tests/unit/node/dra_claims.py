@@ -79,9 +79,9 @@ class Direct(Creating):
         assert unit is not None
         return unit
 
-    async def give_back(self, _device: str, owner: str) -> None:
+    async def give_back(self, _device: str, owner: str, *, stays: bool = False) -> str:
         """Return a device."""
-        self._done(Order("return", owner))
+        return self._done(Order("return", owner, stays=stays)).note
 
     async def reset(self, unit: NodeUnit) -> str:
         """Reset a device."""

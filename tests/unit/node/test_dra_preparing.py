@@ -616,6 +616,24 @@ def test_after_a_reboot_vgpus_are_created_again(tmp_path: Path) -> None:
     assert (node.vgpus, node.files) == ([], {})
 
 
+def test_a_device_whose_reset_failed_is_not_returned_to_its_driver(tmp_path: Path) -> None:
+    node = on_demand_node(tmp_path)
+    prepare(node, with_reset(claim_for(ONE, OTHER), reset=True))
+    node.scan()
+
+    async def reset(unit: NodeUnit) -> str:
+        if unit.id == FIRST:
+            message = "it does not answer"
+            raise HostError(message)
+        return ""
+
+    node.creating.reset = reset  # type: ignore[method-assign]
+    unprepare(node)
+    assert node.quarantined == [FIRST]
+    assert drivers(node) == ["vfio-pci", "vfio-pci", "nvidia", "snd_hda_intel"]
+    assert node.files == {}
+
+
 # ---- kills
 
 HOSTS: dict[str, Callable[[Path], tuple[Node, Claim]]] = {

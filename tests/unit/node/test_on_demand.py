@@ -26,7 +26,6 @@ from vfiomgr.node.model import NodeSettings, NodeUnit, OnDemand
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.scanner import Scanner
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.drivers import ORIGINS
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
 
@@ -125,24 +124,34 @@ def test_a_device_is_not_bound_for_two_claims(kernel: FakeKernel) -> None:
 
 def test_what_an_administrator_bound_stays_bound(kernel: FakeKernel) -> None:
     Host(kernel).bind(CARD)
-    for origin in kernel.children(ORIGINS):
-        kernel.remove(ORIGINS / origin)
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(), OWNER)
     binding.give_back(OWNER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
 
 
-def test_a_sticky_device_stays_until_a_claim_that_returns_it(kernel: FakeKernel) -> None:
+def test_a_sticky_device_stays_for_the_next_claim_until_it_is_unbound(kernel: FakeKernel) -> None:
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(is_sticky=True), OWNER)
     binding.give_back(OWNER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
     (unit,) = found_on(kernel, CARD).on_demand
     assert (unit.nodes, unit.reasons) == (("/dev/vfio/10",), ())
-    binding.bind(CARD, OnDemand(), OTHER)
+    binding.bind(CARD, OnDemand(is_sticky=True), OTHER)
     binding.give_back(OTHER)
+    assert drivers(kernel) == ("vfio-pci", "vfio-pci")
+    Host(kernel).unbind(CARD)
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
+
+
+def test_a_damaged_record_is_only_of_its_own_device(kernel: FakeKernel) -> None:
+    binding = binding_of(kernel)
+    binding.bind(CARD, OnDemand(), OWNER)
+    kernel.replace(DIRECTORY / "0000:02:00.0.json", b"{", mode=0o600)
+    binding.give_back(OWNER)
+    assert drivers(kernel) == ("nvidia", "snd_hda_intel")
+    with pytest.raises(HostError, match=r"cannot read .*0000:02:00\.0\.json"):
+        binding.give_back(OTHER)
 
 
 def test_after_a_reboot_nothing_is_returned(kernel: FakeKernel) -> None:
@@ -400,3 +409,13 @@ def test_persistence_mode_is_on_again_after_a_kill_at_any_operation(tmp_path: Pa
         binding_of(kernel).give_back(OWNER)
         assert changes(first, kept(kernel)) == {}, at
         assert api.recover(tree=kernel) == ()
+
+
+def test_a_claim_ends_although_persistence_mode_cannot_be_turned_on(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, is_enabled=False)
+    binding = binding_of(kernel)
+    binding.bind(VGPU_CARD, OnDemand(), OWNER)
+    kernel.programs.known.clear()
+    assert binding.give_back(OWNER).startswith("persistence mode is still off: ")
+    assert api.scan(kernel).device(VGPU_CARD).driver == "nvidia"
+    assert kernel.children(DIRECTORY) == []

@@ -115,25 +115,46 @@ class Binding:
                 raise
         return unit_of(self._host.scan(), address, how)
 
-    def give_back(self, owner: str) -> None:
+    def give_back(self, owner: str, *, stays: bool = False) -> str:
         """Return the device of an owner to its original driver; without one, do nothing.
+
+        A device that `stays` is only no longer the owner's. Returns what is not as before.
 
         Raises:
             Refusal: a guest uses it.
-            HostError: a record cannot be read.
+            HostError: the record cannot be read.
             VfiomgrError: as `Host.unbind`.
 
         """
-        made = next((each for each in self._records() if each.owner == owner), None)
+        made, note = self._owned_by(owner), ""
         if made is None:
-            return
+            return note
         with hold(self._tree, [_lock(made.address)], self._host.on_note):
             seen = self._host.scan_devices()
             is_there = made.boot == self._boot and seen.device_named(str(made.address)) is not None
-            if is_there and made.returns:
+            if is_there and made.returns and not stays:
                 self._patiently(lambda: self._unbind(made.address))
-                self._set_persistence(self._host.scan_devices(), made, is_on=True)
+                try:
+                    self._set_persistence(self._host.scan_devices(), made, is_on=True)
+                except HostError as error:  # the device is safe, and no pod should wait for this
+                    note = f"persistence mode is still off: {error.message}"
             self._tree.remove(_file(made.address))
+        return note
+
+    def _owned_by(self, owner: str) -> Bound | None:
+        """The record of an owner; one that cannot be read may be it."""
+        failure: HostError | None = None
+        for file in _files(self._tree):
+            try:
+                made = read_record(Bound, self._tree, file)
+            except HostError as error:
+                failure = error
+                continue
+            if made is not None and made.owner == owner:
+                return made
+        if failure is not None:
+            raise failure
+        return None
 
     def _made(self, seen: HostSnapshot, address: PciAddress, how: OnDemand, owner: str) -> Bound:
         """What is recorded of a device before it is bound."""
@@ -145,7 +166,7 @@ class Binding:
             how.is_sticky,
             self._boot,
             (origin.state.driver if origin else device.driver) or "",
-            was_bound=device.is_on_vfio and origin is None,
+            was_bound=device.is_on_vfio,
             since=round(time.time(), 3),
             was_persistent=device.driver == _NVIDIA and bool(read_persistence(self._tree, address)),
         )
@@ -194,9 +215,6 @@ class Binding:
         made = read_record(Bound, self._tree, _file(address))
         return made if made is not None and made.boot == self._boot else None
 
-    def _records(self) -> Iterator[Bound]:
-        yield from read_bound(self._tree)
-
     @property
     def _boot(self) -> str:
         return self._tree.read(BOOT_ID) or ""
@@ -209,11 +227,11 @@ def read_bound(tree: HostTree) -> Iterator[Bound]:
         HostError: a record cannot be read.
 
     """
-    for name in tree.children(DIRECTORY):
-        if name.endswith(_SUFFIX):
-            found = read_record(Bound, tree, DIRECTORY / name)
-            if found is not None:
-                yield found
+    yield from filter(None, (read_record(Bound, tree, file) for file in _files(tree)))
+
+
+def _files(tree: HostTree) -> Iterator[HostPath]:
+    return (DIRECTORY / name for name in tree.children(DIRECTORY) if name.endswith(_SUFFIX))
 
 
 def _lock(address: PciAddress) -> str:

@@ -34,7 +34,7 @@ from vfiomgr.paths import BOOT_ID, MDEV_DEVICES, VFIO_CDEVS, HostPath, vfio_grou
 from vfiomgr.pci.model import pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from vfiomgr.diagnostic import Diagnostic
@@ -183,11 +183,12 @@ class Preparing:
             if (against := self.unreadable.get(uid)) is not None:
                 raise refusal([against])
             record = self._records.get(uid)
+            staying: set[str] = set()
             if record is not None and record.boot == self._boot:
                 for device in record.devices:
-                    if device.reset:
-                        await self._reset(device)
-            await self._release(uid)
+                    if device.reset and not await self._reset(device):
+                        staying.add(device.unit)
+            await self._release(uid, staying)
 
     def _lock(self, uid: str) -> asyncio.Lock:
         """The lock of a claim, which exists while somebody has it or waits for it."""
@@ -349,20 +350,25 @@ class Preparing:
 
     # ---- unprepare
 
-    async def _reset(self, device: PreparedDevice) -> None:
+    async def _reset(self, device: PreparedDevice) -> bool:
+        """Reset a device; returns whether a driver of the host may have it."""
         unit = self._unit(device.unit)
         if unit is None or unit.kind != "function":
-            return
+            return True
         try:
             why_not = await self._creating.reset(unit)
         except HostError as error:
             self._quarantine(unit.id, error.message)
-            return
+            return False
         if why_not:
             self._note(unit.id, why_not)
+        return True
 
-    async def _release(self, uid: str) -> None:
-        """Remove all of a claim; the record last, since what remains is found by it."""
+    async def _release(self, uid: str, staying: Container[str] = ()) -> None:
+        """Remove all of a claim; the record last, since what remains is found by it.
+
+        Devices that are `staying` are not returned to their drivers: their reset failed.
+        """
         record = self._records.get(uid)
         with _files_of(uid):
             remove_specifications(self._tree, uid)
@@ -372,8 +378,11 @@ class Preparing:
             if device.is_created:
                 await self._creating.remove(_owner(uid, device))
             elif device.is_taken:
+                owner, stays = _owner(uid, device), device.unit in staying
                 with self._measured("return"):
-                    await self._creating.give_back(device.unit, _owner(uid, device))
+                    note = await self._creating.give_back(device.unit, owner, stays=stays)
+                if note:
+                    self._note(device.unit, note)
         with _files_of(uid):
             self._tree.remove(record_of(uid))
         self._records.pop(uid, None)

@@ -86,7 +86,7 @@ class Vgpus:
                 how = order.on_demand or OnDemand()
                 return Result(unit=self.binding.bind(order.addresses[0], how, order.owner))
             case "return":
-                self.binding.give_back(order.owner)
+                return Result(note=self.binding.give_back(order.owner, stays=order.stays))
         return Result()
 
     def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
