@@ -119,6 +119,47 @@ def test_hooks_that_run_virsh_are_found(run: Run, kernel: FakeKernel, directory:
     assert "/etc/libvirt/hooks/qemu:1: virsh list" in run("check", "domain", "win.xml").stdout
 
 
+@pytest.mark.parametrize(
+    ("hook", "is_found"),
+    [
+        (("other", "virsh nodedev-detach pci_0000_02_00_0\nmodprobe -r vfio_pci"), True),
+        (("other", "echo 0000:02:00.0 > unbind\nrmmod vfio-pci vfio"), True),
+        (("other", "modprobe -r vfio_pci"), False),
+        (("other", "virsh nodedev-detach pci_0000_01_00_0\nmodprobe -r vfio_pci"), False),
+        (("other", "virsh nodedev-detach pci_0000_02_00_0\n# modprobe -r vfio_pci"), False),
+        (("other", "virsh nodedev-detach pci_0000_02_00_0\nmodprobe vfio_pci"), False),
+        (("win", "modprobe -r vfio_pci"), False),
+    ],
+)
+def test_hooks_that_remove_modules_of_other_devices_are_found(
+    run: Run, kernel: FakeKernel, directory: Path, hook: tuple[str, str], *, is_found: bool
+) -> None:
+    guest, text = hook
+    (directory / "win.xml").write_text(xml(pci_element(GPU, managed="yes"), before=""))
+    assert run("bind", GPU, "--allow", "in-use", "--allow", "boot-display").status == 0
+    script = Path(kernel.root, f"etc/libvirt/hooks/qemu.d/{guest}/release/end/stop.sh")
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    script.chmod(0o755)
+    answer = run("check", "domain", "win.xml").stdout
+    assert ("rule      hook-removes-module" in answer) is is_found
+    assert ("removes vfio-pci, which other devices use: 0000:01:00.0" in answer) is is_found
+
+
+def test_a_hook_that_removes_the_driver_of_another_gpu_is_found(
+    run: Run, kernel: FakeKernel, directory: Path
+) -> None:
+    (directory / "win.xml").write_text(xml(pci_element("0000:02:00.0", managed="yes"), before=""))
+    script = Path(kernel.root, "etc/libvirt/hooks/qemu.d/win/prepare/begin/start.sh")
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\nmodprobe -r nvidia_drm nvidia\n")
+    script.chmod(0o755)
+    title = "removes nvidia, which other devices use: "
+    assert f"{title}{GPU}" in run("check", "domain", "win.xml").stdout
+    (directory / "win.xml").write_text(xml(pci_element(GPU, managed="yes"), before=""))
+    assert f"{title}{GPU}" not in run("check", "domain", "win.xml").stdout, "it is the guest's"
+
+
 def test_a_rom_is_looked_for_below_the_root(run: Run, kernel: FakeKernel, directory: Path) -> None:
     rom = "<rom file='/roms/gpu.rom'/>"
     (directory / "rom.xml").write_text(xml(pci_element(GPU, managed="yes", rest=rom), before=""))

@@ -33,6 +33,17 @@ _CALL = expression(r"(?:^|[\s;&|(/])virsh\s+\S")
 _NODE_DEVICE = expression(r"\bpci_([0-9a-f]{4})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])\b")
 """libvirt's name of a PCI function, for virsh nodedev-detach."""
 
+_ADDRESS = expression(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+_REMOVAL = expression(
+    r"(?:^|[\s;&|(/])(?:modprobe (?:-a )?(?:-\w*r|--remove)\w*|rmmod(?: -\w+)*) ([^;&|>#]+)"
+)
+_VFIO = "vfio-pci"
+_MODULES = {
+    _VFIO: frozenset({_VFIO, "vfio-pci-core", "vfio-iommu-type1", "vfio-virqfd", "vfio"}),
+    **{name: frozenset({name}) for name in ("amdgpu", "i915", "nouveau", "nvidia", "radeon", "xe")},
+}
+"""The modules of drivers for guests and of GPUs."""
+
 
 class LibvirtFiles(Value):
     """What the rules use of libvirt's files. Lines of hooks are `FILE:LINE: text`."""
@@ -43,6 +54,10 @@ class LibvirtFiles(Value):
     """Scripts of hooks for guests that nobody may execute."""
     hook_devices: tuple[tuple[PciAddress, str], ...] = ()
     """The functions that hooks name in libvirt's way, and the lines."""
+    removals: tuple[tuple[str, str], ...] = ()
+    """The drivers whose modules hooks for guests remove, and the lines."""
+    addresses: frozenset[str] = frozenset()
+    """The functions that hooks name in any way."""
     denied: tuple[str, ...] = ()
     """Files of the domains that AppArmor does not let QEMU read."""
     roms: dict[str, OptionRom] = field(default_factory=dict)
@@ -60,6 +75,7 @@ NO_FILES = LibvirtFiles()
 def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -> LibvirtFiles:
     """Read the hooks, which of these ROM files AppArmor denies, and the logs of these domains."""
     calls, stopped, devices = list[str](), list[str](), list[tuple[PciAddress, str]]()
+    removals, addresses = list[tuple[str, str]](), set[str]()
     for path in _scripts(tree):
         if path.rpartition("/")[2].startswith("README"):
             continue
@@ -70,32 +86,46 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
             stopped.append(f"{path}: mode {stat.S_IMODE(status.st_mode):04o}")
             continue  # libvirt skips it
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-            if not line or line.startswith(("#", "echo ")):
+            if not line or line.startswith("#"):
+                continue
+            addresses.update(_ADDRESS.findall(line))
+            if line.startswith("echo "):
                 continue
             shown = f"{path}:{number}: {line}"
             for found in _NODE_DEVICE.finditer(line):
                 devices.append((PciAddress.parse("{}:{}:{}.{}".format(*found.groups())), shown))
             if is_of_guests and _CALL.search(line) and line[-1] != "&":
                 calls.append(shown)
+            removals += [(driver, shown) for driver in _removed(line) if is_of_guests]
     rules = _readable(tree)
-    roms, read = tuple(roms), dict[str, OptionRom]()
-    for rom in roms:
-        status = tree.status(HostPath(rom))
-        is_file = status is not None and stat.S_ISREG(status.st_mode)
-        data = tree.read_bytes(HostPath(rom), LARGEST) if is_file else None
-        if data is not None:
-            read[rom] = parse_rom(data)
+    roms = tuple(roms)
+    read = {rom: parse_rom(data) for rom in roms if (data := _rom(tree, HostPath(rom))) is not None}
     denied = [] if rules is None else [rom for rom in roms if not rules.fullmatch(rom)]
     is_free = rules is not None and rules.fullmatch(f"{_FREE}/gpu.rom")
     return LibvirtFiles(
         tuple(calls),
         tuple(stopped),
         tuple(devices),
+        tuple(removals),
+        frozenset(addresses).union(str(address) for address, _ in devices),
         tuple(denied),
         read,
         _FREE if is_free else "",
         tuple((name, one) for name in names for one in _last_start(tree, name)),
     )
+
+
+def _removed(line: str) -> list[str]:
+    """The drivers whose modules a line of a script removes."""
+    found = _REMOVAL.search(line)
+    modules = found[1].replace("_", "-").split() if found else []
+    return [driver for driver, names in _MODULES.items() if not names.isdisjoint(modules)]
+
+
+def _rom(tree: HostTree, path: HostPath) -> bytes | None:
+    status = tree.status(path)
+    is_file = status is not None and stat.S_ISREG(status.st_mode)
+    return tree.read_bytes(path, LARGEST) if is_file else None
 
 
 _LOGS = "/var/log/libvirt/qemu"
@@ -296,6 +326,39 @@ def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:
             "libvirt waits for the hook before it answers",
             "remove these lines: libvirt itself detaches devices with managed='yes'; bind those "
             "with managed='no' before the start (vfiomgr bind)",
+        )
+
+
+def hook_removals(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Removing a module takes it from all its functions, not only from those of the guest.
+
+    Those of the hook's guest are the ones that hooks name, and those of the domain if it is its.
+    """
+    known, devices = context.host_files or NO_FILES, context.host.devices
+    named = {d.address.slot for d in devices if str(d.address) in known.addresses}
+    own = named | {taken.device.address.slot for taken in context.functions}
+    for driver, lines in values_by_key(known.removals).items():
+        is_vfio, places = driver == _VFIO, _of_domain(context, lines)
+        left = own if places else named
+        others = [d for d in devices if d.driver == driver and d.address.slot not in left]
+        if not others or not left or not (places or is_vfio):
+            continue
+        yield finding(
+            "hook-removes-module",
+            "warning",
+            f"a hook of libvirt removes {driver}, which other devices use: "
+            f"{', '.join(str(d.address) for d in others)}",
+            (
+                *(places or lines),
+                *(f"{PCI_DEVICES}/{d.address}/driver: {driver}" for d in others),
+            ),
+            "while they are in use, the removal fails or waits; otherwise they lose the driver",
+            "remove these modules from the lines: "
+            + (
+                f"{driver} can stay loaded"
+                if is_vfio
+                else "with managed='yes' libvirt unbinds only the devices of the guest"
+            ),
         )
 
 

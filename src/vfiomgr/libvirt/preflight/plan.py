@@ -191,6 +191,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(features.driver_model, "driver-model-missing"),
             rule(settings.boot_order, "boot-order-twice"),
             rule(host_files.hook_calls, "hook-runs-virsh"),
+            rule(host_files.hook_removals, "hook-removes-module"),
             rule(host_files.hooks_not_run, "hook-not-executable"),
             rule(host_files.hook_devices, "hook-device"),
             rule(host_files.rom_denied, "rom-apparmor"),
