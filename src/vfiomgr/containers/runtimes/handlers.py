@@ -34,6 +34,8 @@ class HandlerEntry(Value):
     """The plugins of containerd whose tables have it."""
     systemd_cgroup: bool | None = None
     """SystemdCgroup of containerd's options; None if it is not set, which is false."""
+    binary: str = ""
+    """BinaryName of containerd's options: the OCI runtime; empty for runc."""
 
     def tells(self, annotation: str) -> bool:
         """Whether the shim gets an annotation (a `*` at the end of a pattern matches the rest)."""
@@ -318,6 +320,7 @@ def _entry(
         privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
         pod_annotations=tuple(map(str, patterns)) if isinstance(patterns, list) else (),
         systemd_cgroup=systemd if isinstance(systemd, bool) else None,
+        binary=_text(options, "BinaryName"),
     )
 
 

@@ -162,6 +162,8 @@ _MACHINE = "/"
 _IMPORTED = (HostPath("/opt/kata/containerd/config.d"), HostPath("/etc/containerd/config.d"))
 """Directories that containerd reads only if imports lists them; the first is kata-deploy's."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
+_RANCHER_SOCKET = HostPath("/run/k3s/containerd/containerd.sock")
+"""K3s and RKE2 run a containerd of their own, whatever other one the host has."""
 _DURATION = expression(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
@@ -174,7 +176,8 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
         found = [(path, text) for path, text in files if text is not None]
         return handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)])
     beside = tuple(texts_below(tree, CONTAINERD_DROP_INS, "*.toml"))
-    for program in _CONTAINERDS:
+    programs = reversed(_CONTAINERDS) if tree.exists(_RANCHER_SOCKET) else _CONTAINERDS
+    for program in programs:
         main = runtimes_facts.main_file(program)
         if tree.exists(main):
             return _containerd(tree, program, main, beside)
@@ -202,6 +205,9 @@ def _containerd(
     is_own = program != "containerd" or main == runtimes_facts.MICROK8S_MAIN
     places = () if is_own else _IMPORTED  # the others generate their main file
     others = [each for place in places for each in texts_below(tree, place, "*.toml")]
+    if is_own:
+        of_host = runtimes_facts.main_file("containerd")
+        others = [(of_host, tree.read_text(of_host) or "")]
     lost = handlers.read_containerd(each for each in others if each[0] not in paths)
     good = [ConfigFile(HostPath(path), text) for path, text in read if path in facts.files]
     return replace(

@@ -257,7 +257,7 @@ def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
     lost = next((entry.source for entry in facts.unread if entry.name == name), None)
-    if lost is not None:
+    if lost is not None and not _has_own_containerd(facts):
         yield _not_imported(facts, name, lost)
         return
     yield chain_break(
@@ -266,6 +266,48 @@ def _lacking(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
         f"{program} has no handler {name} (available: {there}): its pods fail with 'no runtime "
         f'for "{name}" is configured\'',
         *(_instead(facts, name, program) if context.is_kata else _another(facts, name, program)),
+    )
+
+
+def _has_own_containerd(facts: HandlerFacts) -> bool:
+    """Whether the cluster runs a containerd of its own, which does not read the host's file."""
+    return MICROK8S_MAIN in facts.files or any(_RANCHER in file for file in facts.files)
+
+
+def _default_runtime(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """A pod without RuntimeClass, where only pods of another handler get NVIDIA's GPUs.
+
+    With a CDI specification the device plugin may give them to any handler.
+    """
+    asked = [name for name, _ in context.pod.resources if name.startswith(_NVIDIA)]
+    if context.is_kata or context.pod.runtime_class or not asked or facts.cri != "containerd":
+        return
+    name, main = facts.default or "runc", next(iter(facts.files), "")
+    default = facts.handler(name)
+    runs = f"{name} {default.binary if default else ''}"
+    has_cdi = any(_NVIDIA[0] in (file.text or "") for file in context.host.cdi_files)
+    if has_cdi or "nvidia" in runs or not facts.is_known or facts.disabling:
+        return
+    unread = facts.unread if _has_own_containerd(facts) else ()
+    other = next((e for e in (*facts.handlers, *unread) if e.name.startswith("nvidia")), None)
+    if other is None:
+        return
+    template = f"a template beside {main} (config.toml.tmpl)" if _RANCHER in main else main
+    if MICROK8S_MAIN in facts.files:
+        template = str(MICROK8S_TEMPLATE)
+    named = f"set runtimeClassName: {other.name} in the pod, with a RuntimeClass of this handler"
+    fixes = [named, f'make it the default: default_runtime_name = "{other.name}" in {template}']
+    where = f"{other.name} in {other.source} does, for pods with runtimeClassName"
+    if other not in facts.handlers:
+        where = f"{other.name} in {other.source} does, but the cluster's containerd reads {main}"
+        newer = "newer K3s and RKE2 add it themselves if they find the program"
+        fixes = [f"write this handler to {template}, restart the service ({newer}), and {named}"]
+    yield chain_break(
+        "nvidia-not-default",
+        name,
+        f"the default handler {name} does not give {asked[0]} to pods; {where}",
+        *fixes,
+        is_certain=False,
     )
 
 
@@ -622,6 +664,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
             rule(_docker, "kubelet-docker", "docker-default-runtime"),
             reading(_HANDLERS, _disabled, "kata-cri-disabled"),
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
+            reading(_HANDLERS, _default_runtime, "nvidia-not-default"),
             reading(_ENTRY, _no_type, "kata-handler-no-type"),
             reading(_HANDLERS, _cgroups, "runtime-cgroup-driver"),
             reading(_HANDLERS, _elsewhere, _TABLE_UNREAD),
