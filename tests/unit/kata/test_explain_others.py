@@ -168,6 +168,26 @@ def test_a_kubelet_without_a_record_gave_pods_nothing(
     assert ids(explain()[1]) == []
 
 
+@pytest.mark.parametrize(
+    ("record", "is_found"),
+    [
+        ('{"Data": {"RegisteredDevices": {"nvidia.com/gpu": []}}}', True),
+        ('{"Data": {"RegisteredDevices": {"nvidia.com/gpu": null}}}', True),
+        ('{"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1"]}}}', False),
+        ('{"Data": {"RegisteredDevices": {"example.com/nic": []}}}', False),
+        ('{"Data": {"RegisteredDevices": null}}', False),
+        ('{"Data": []}', False),
+        ("{", False),
+    ],
+)
+def test_a_plugin_may_have_registered_no_healthy_device(
+    node: KataNode, explain: Callable[..., tuple[int, Any]], record: str, *, is_found: bool
+) -> None:
+    use_nvidia(node)
+    node.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", record)
+    assert ids(explain()[1]) == (["pod-no-healthy-device"] if is_found else [])
+
+
 def test_a_plugin_in_the_other_directory_of_the_kubelet_is_seen(
     node: KataNode, explain: Callable[..., tuple[int, Any]]
 ) -> None:

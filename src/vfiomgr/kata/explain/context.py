@@ -392,6 +392,8 @@ class PodContext(Value, dict=True):
     toolkit: ToolkitFacts | None = None
     lacks_checkpoint: bool = False
     """Whether the kubelet runs without a record of devices that its plugins registered."""
+    empty_resources: frozenset[str] = frozenset()
+    """Resources with a device plugin that has registered no healthy device."""
     lacks_plugins: bool = False
     """Whether no device plugin has a socket for the kubelet."""
     is_told: bool = False

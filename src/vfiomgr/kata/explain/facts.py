@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -374,6 +375,15 @@ def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
 def lacks_checkpoint(tree: HostTree) -> bool:
     """Whether a kubelet runs without a record of what its device plugins registered."""
     return tree.exists(_KUBELET_SOCKET) and not tree.exists(RECORD)
+
+
+def empty_resources(tree: HostTree) -> frozenset[str]:
+    """Resources without a healthy device in the kubelet's record (writeCheckpoint)."""
+    try:
+        data = json.loads(tree.read_text(RECORD, _MOST) or "")["Data"]["RegisteredDevices"]
+        return frozenset(name for name, devices in data.items() if not devices)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return frozenset()  # it is not there, or of another release
 
 
 def lacks_plugins(tree: HostTree) -> bool:

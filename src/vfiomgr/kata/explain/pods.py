@@ -213,6 +213,7 @@ class _Scene:
             docker=self._docker,
             toolkit=gather.read_toolkit(tree) if tree else None,
             lacks_checkpoint=gather.lacks_checkpoint(tree) if tree else False,
+            empty_resources=gather.empty_resources(tree) if tree else frozenset(),
             lacks_plugins=gather.lacks_plugins(tree) if tree else False,
             is_told=handler is not None or self._config is not None,
             absent_nodes=gather.absent_nodes(tree, self._host) if tree else frozenset(),

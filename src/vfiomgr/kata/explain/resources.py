@@ -328,7 +328,18 @@ def _not_recorded(context: PodContext) -> Iterator[Diagnostic]:
             "they are created again",
             is_certain=False,
         )
-    elif context.lacks_plugins and context.pod.resources:
+    empty = [name for name, _ in context.pod.resources if name in context.empty_resources]
+    if empty:
+        yield chain_break(
+            "pod-no-healthy-device",
+            RECORD,
+            f"the device plugin of {empty[0]} has registered no healthy device with the kubelet",
+            "restart the plugin's pod on this node, and read its log if it offers none again "
+            "(config-manager of NVIDIA's plugin 0.18.2 may signal it while it starts)",
+            is_certain=False,
+            evidence=(f"{RECORD}: RegisteredDevices of {empty[0]} is empty",),
+        )
+    elif context.lacks_plugins and not context.lacks_checkpoint and context.pod.resources:
         names = ", ".join(name for name, _ in context.pod.resources)
         yield chain_break(
             "pod-no-plugin",
@@ -515,7 +526,7 @@ OFFER_RULES: RuleSet[PodContext] = register(
                 "pod-device-unhealthy",
                 "pod-devices-taken",
             ),
-            rule(_not_recorded, "pod-no-checkpoint", "pod-no-plugin"),
+            rule(_not_recorded, "pod-no-checkpoint", "pod-no-plugin", "pod-no-healthy-device"),
             rule(_unregistered, "claim-kubelet"),
             rule(_annotated_in_vain, "kata-annotations-unread"),
             rule(_refused, "device-list-strategy"),
