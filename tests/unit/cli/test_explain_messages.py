@@ -74,6 +74,14 @@ def test_an_unknown_message_is_not_explained(run: Run) -> None:
     assert (done.status, "no known message" in done.stderr) == (1, True)
 
 
+def test_a_word_that_cannot_be_a_rule_is_a_message(run: Run) -> None:
+    done = run("explain", "VfioDmaMap(IommuDmaMap(Error(14)))")
+    assert (done.status, "clh-dma-map (message of" in done.stdout) == (0, True)
+    done = run("explain", "VfioDmaMap(IommuDmaMap(Error(22)))")
+    assert done.status == 1
+    assert "no such rule" not in done.stderr
+
+
 def test_similar_messages_are_offered_as_such(run: Run) -> None:
     done = run("explain", "the device somehow is not ready after the FLR, so waiting")
     assert done.status == 1

@@ -25,6 +25,7 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import UsageError, VfiomgrError, forbid_together
+from vfiomgr.expressions import expression
 from vfiomgr.messages.known import (
     KnownMessage,
     explanations,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 _UNKNOWN = 1
+_LIKE_RULE = expression(r"[\w./@+-]*")
+"""What can be a rule's name, mistyped, or the path of a log; other texts are messages."""
 
 
 class _Explained(Value):
@@ -130,7 +133,7 @@ def explain(
         _print(session, [_Explained(known, name) for known in messages])
     elif found:
         _print_entries(session, found)
-    elif " " in wanted.strip():
+    elif not _LIKE_RULE.fullmatch(wanted.strip()):
         context.exit(_offer_similar(session, wanted))
     else:
         near = difflib.get_close_matches(wanted, [entry.name for entry in entries])
