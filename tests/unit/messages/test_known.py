@@ -167,3 +167,21 @@ def test_only_the_beginning_of_a_long_line_is_searched() -> None:
 )
 def test_what_is_only_similar_is_not_taken_for_a_message(line: str, names: list[str]) -> None:
     assert [each.name for each in find_messages(line, (KERNEL,))] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Xid 79", ["gpu-lost"]),
+        ("xid: 31", ["xid-program"]),
+        ("what does Xid error 119 mean", ["xid-gpu"]),
+        ("XID 79 detected on physical_chid:0x1c, guest_chid:0x14", ["vgpu-xid"]),
+        ("transaction xid 31a", []),
+        ("could not insert 'kvm_intel'", ["kvm-refused"]),
+        ("could not insert 'kvm_amd': Operation not supported", ["kvm-refused"]),
+        ("could not insert 'kvm_intel': Key was rejected by service", ["module-refused"]),
+        ("could not insert 'kvm_intel': Unknown symbol in module", []),
+    ],
+)
+def test_numbers_of_xids_and_modules_of_kvm_are_recognized(text: str, names: list[str]) -> None:
+    assert [each.name for each in explanations(text)] == names
