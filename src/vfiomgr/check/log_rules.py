@@ -26,7 +26,7 @@ def on_host(known: KnownMessage, text: str, host: HostSnapshot) -> KnownMessage:
     device = host.device_named(first_address(text))
     own = [d for d in host.devices if d.is_on_vfio and d.is_graphics_or_accelerator]
     facts = {
-        "absent": device is None and bool(first_address(text)),
+        "absent": device is None and bool(first_address(text) and host.devices),
         "in-use": device is not None and not device.is_on_vfio and bool(host.holders(device)),
         "laptop": bool(own) and all(d.is_muxless for d in own),
         "not-amd": device is not None and device.vendor_id != _AMD,

@@ -36,6 +36,7 @@ BAR = "NVRM: BAR0 is 0M @ 0x0 (PCI:0000:{}:00.0)"
         ("iotlb-timeout", ATS, host_of(OWN), True),
         ("iotlb-timeout", ATS, host_of(RADEON), False),
         ("nvidia-bar", BAR.format("07"), host_of(GPU), True),
+        ("nvidia-bar", BAR.format("07"), host_of(), False),
         ("nvidia-bar", BAR.format("04"), host_of(GPU), False),
         ("nvidia-bar", "NVRM: BAR0 is 0M @ 0x0", host_of(GPU), False),
         ("mpt-doorbell", "", with_facts(host_of(GPU), kernel_command_line="ro iommu=pt"), True),
