@@ -21,6 +21,7 @@ _WIDE_GAP = expression(r"\s{2,}")
 """The gap between an example and its explanation."""
 _CONTINUED = expression(r"\s*\\\n\s*")
 _COMMAND = expression(r"No such command '([^']*)'")
+_FUNCTION = expression(r"(?:[\da-fA-F]{4,8}:)?[\da-fA-F]{2}:[\da-fA-F]{2}\.[0-7]")
 _TYPED = expression(r"'([^']*)' is not ")
 """A value that is not one of some choices."""
 _ALIKE = 0.7
@@ -197,13 +198,10 @@ def _remedy(error: click.UsageError, context: click.Context) -> str:
         return f"did you mean {near}? {help_option}"
     typed = _COMMAND.search(error.message)
     if typed is not None and context.info_name == "check" and "." in typed[1]:
-        file = shlex.quote(typed[1])
-        if file.lower().endswith(".xml"):
-            return f"check a domain with: {context.command_path} domain {file}"
-        return (
-            f"check a layout with: {context.command_path} layout {file}; compare it with this "
-            f"host: vfiomgr plan {file}"
-        )
+        return _checking(shlex.quote(typed[1]), context.command_path)
+    is_unlike = isinstance(error, click.NoSuchOption) and not error.possibilities
+    if is_unlike and context.info_name == "explain":
+        return f"put -- before a message: {context.command_path} -- MESSAGE; {help_option}"
     if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
         names = ", ".join(context.command.list_commands(context))
         is_optional = context.command.invoke_without_command
@@ -211,6 +209,18 @@ def _remedy(error: click.UsageError, context: click.Context) -> str:
         return f"commands: {names}{alone}; {help_option}"
     example = _example(context, _parameter(error, context))
     return f"e.g. {example}; {help_option}" if example else help_option
+
+
+def _checking(typed: str, command: str) -> str:
+    """What checks or shows a device or a file that follows `vfiomgr check`."""
+    if _FUNCTION.fullmatch(typed):
+        return f"show a device with: vfiomgr show {typed}; check this host: {command}"
+    if typed.lower().endswith(".xml"):
+        return f"check a domain with: {command} domain {typed}"
+    return (
+        f"check a layout with: {command} layout {typed}; compare it with this host: "
+        f"vfiomgr plan {typed}"
+    )
 
 
 def _near_choice(error: click.UsageError) -> str:

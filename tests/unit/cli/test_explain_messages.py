@@ -142,6 +142,12 @@ def test_an_unknown_message_is_an_empty_document(run: Run) -> None:
     assert (done.status, json.loads(done.stdout)["items"]) == (1, [])
 
 
+def test_a_message_that_begins_like_an_option_follows_two_hyphens(run: Run) -> None:
+    text = "-device vfio-pci,host=0000:01:00.0: vfio 0000:01:00.0: group 1 is not viable"
+    assert "vfiomgr explain -- MESSAGE" in run("explain", text).stderr
+    assert "unviable-group (message of QEMU)" in run("explain", "--", text).stdout
+
+
 def test_a_file_is_not_taken_for_a_rule(run: Run) -> None:
     done = run("explain", "/var/log/syslog")
     assert (done.status, "vfiomgr explain --log /var/log/syslog" in done.stderr) == (2, True)
