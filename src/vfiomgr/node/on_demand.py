@@ -49,6 +49,8 @@ def on_demand_units(
     found = {unit.id: unit for unit in _units(host, settings, judge)}
     for unit in () if previous is None else previous.on_demand:
         if unit.id not in found and (judged := judge(unit)).claim:
+            own = {*unit.addresses}
+            found = {name: each for name, each in found.items() if own.isdisjoint(each.addresses)}
             found[unit.id] = judged
     return tuple(found[name] for name in sorted(found))
 
@@ -59,6 +61,8 @@ def _units(host: HostSnapshot, settings: NodeSettings, judge: Judge) -> Iterator
         how = settings.on_demand.get(str(device.address))
         if how is not None and device.address not in taken:
             unit = unit_of(host, device.address, how)
+            if not taken.isdisjoint(unit.addresses):
+                continue
             taken.update(unit.addresses)
             yield _judged(host, unit, judge(unit))
 
@@ -66,25 +70,28 @@ def _units(host: HostSnapshot, settings: NodeSettings, judge: Judge) -> Iterator
 def unit_of(host: HostSnapshot, address: PciAddress, how: OnDemand) -> NodeUnit:
     """A device as a unit, on its host driver or bound; it has nodes while it is bound.
 
+    Whatever function is named, the unit has the name of its GPU, or else of its first function.
+
     Raises:
         UsageError: the host does not have it.
 
     """
     drivers = drivers_for(host, Bind((address,), driver=how.driver))
-    functions = tuple(host.device(each) for each in drivers)
-    first = host.device(address)
+    functions = tuple(map(host.device, sorted(drivers)))
+    first = next((d for d in functions if d.is_graphics_or_accelerator), functions[0])
+    functions = (first, *(each for each in functions if each is not first))
     offer = AssignableGroup(-1 if first.iommu_group is None else first.iommu_group, functions)
     is_bound = all(function.is_on_vfio for function in functions)
     return NodeUnit(
-        id=str(address),
+        id=str(first.address),
         kind="function",
-        addresses=tuple(dict.fromkeys((address, *drivers))),
+        addresses=tuple(function.address for function in functions),
         group=first.iommu_group,
         nodes=node_paths(offer, default_form(host, offer)) if is_bound else (),
         numa_nodes=tuple(sorted({d.numa_node for d in functions if d.numa_node is not None})),
         pcie_path=first.bridges,
         pci_ids=tuple(f"{d.vendor_id}:{d.device_id}" for d in functions),
-        driver=drivers[address].driver,
+        driver=drivers[first.address].driver,
         access=node_access(host, offer),
         on_demand=how,
         aliases=() if is_bound else tuple(_aliases(first)),

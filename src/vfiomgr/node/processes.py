@@ -264,8 +264,10 @@ class Creating:
         """
         await self._ask(Order("remove", owner), "remove a vGPU")
 
-    async def bind(self, device: str, how: OnDemand, owner: str) -> NodeUnit:
-        """Bind a device of the host for a claim.
+    async def bind(
+        self, device: str, how: OnDemand, owner: str, seconds: float = DEADLINE
+    ) -> NodeUnit:
+        """Bind a device of the host for a claim; after so many seconds it goes on without us.
 
         Raises:
             Refusal: a safety check refuses it, or another claim has it.
@@ -275,7 +277,7 @@ class Creating:
         """
         addresses = (PciAddress.parse(device),)
         order = Order("bind", owner, addresses=addresses, on_demand=how)
-        result = await self._ask(order, f"bind {device}")
+        result = await self._ask(order, f"bind {device}", seconds)
         if result.unit is None:
             message = f"cannot bind {device}: the process that binds devices reports none"
             raise HostError(message, "see the journal of vfiomgr-node.service")
@@ -290,7 +292,7 @@ class Creating:
             HostError: it was not returned.
 
         """
-        order = Order("return", owner, stays=stays)
+        order = Order("return", owner, addresses=(PciAddress.parse(device),), stays=stays)
         return (await self._ask(order, f"return {device} to its driver")).note
 
     async def reset(self, unit: NodeUnit) -> str:
@@ -315,17 +317,18 @@ class Creating:
             task.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
 
-    async def _ask(self, order: Order, what: str) -> Result:
+    async def _ask(self, order: Order, what: str, seconds: float = DEADLINE) -> Result:
         """The result of an order.
 
         A process that takes too long goes on with its order. The same order again waits for it; so
         does another one for the same owner, which must not overtake it.
         """
+        seconds = min(seconds, self._deadline)
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(seconds):
                 result = await asyncio.shield(await self._begun(order, what))
         except TimeoutError:
-            message = f"cannot {what}: the kernel did not finish within {self._deadline:g} s"
+            message = f"cannot {what}: the kernel did not finish within {seconds:.0f} s"
             raise StillRunning(message, "see dmesg; the next attempt goes on with it") from None
         if result.error:
             raise (Refusal if result.is_refused else HostError)(result.error, result.hint)

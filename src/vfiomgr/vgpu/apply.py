@@ -268,8 +268,10 @@ _UNKNOWN = "check that NVIDIA's vGPU host driver is loaded: nvidia-smi -q"
 
 
 @performs(SetHeterogeneous, SetMig, SetPersistence)
-def set_mode(tree: HostTree, step: ModeStep) -> None:
-    """Set the mode of a GPU that a step names.
+def set_mode(tree: HostTree, step: ModeStep, limit: float | None = None) -> None:
+    """Set the mode of a GPU that a step names; `limit` are the seconds for nvidia-smi.
+
+    Without a limit, whoever runs the step has a deadline.
 
     Raises:
         HostError: nvidia-smi fails, or does not report the new mode.
@@ -280,7 +282,7 @@ def set_mode(tree: HostTree, step: ModeStep) -> None:
     if _current(tree, step) is step.after:
         return
     try:
-        tree.call(*step.command(), limit=None)  # whoever runs the step has a deadline
+        tree.call(*step.command(), limit=limit)
     except ProgramFailed as error:
         raise _explained(step, error) from error
     found = _current(tree, step)

@@ -72,16 +72,18 @@ class Direct(Creating):
         """Remove a vGPU."""
         self._done(Order("remove", owner))
 
-    async def bind(self, device: str, how: OnDemand, owner: str) -> NodeUnit:
+    async def bind(self, device: str, how: OnDemand, owner: str, seconds: float = 40.0) -> NodeUnit:
         """Bind a device."""
+        assert seconds >= 1
         order = Order("bind", owner, addresses=(PciAddress.parse(device),), on_demand=how)
         unit = self._done(order).unit
         assert unit is not None
         return unit
 
-    async def give_back(self, _device: str, owner: str, *, stays: bool = False) -> str:
+    async def give_back(self, device: str, owner: str, *, stays: bool = False) -> str:
         """Return a device."""
-        return self._done(Order("return", owner, stays=stays)).note
+        addresses = (PciAddress.parse(device),)
+        return self._done(Order("return", owner, addresses=addresses, stays=stays)).note
 
     async def reset(self, unit: NodeUnit) -> str:
         """Reset a device."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
-from tests.fakes.vgpu_hosts import a40_host
+from tests.fakes.vgpu_hosts import a40_host, mig_host
 from tests.unit.engine.faults import changes, kept
 from tests.unit.node.dra_claims import GPU, NODE, Direct
 from tests.unit.node.stories import answer
@@ -93,7 +93,7 @@ def test_a_claim_binds_the_whole_card_and_its_end_leaves_everything_as_before(
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
     assert unit.nodes == ("/dev/vfio/10",)
     assert kernel.exists(HostPath(unit.nodes[0]))
-    binding_of(kernel).give_back(OWNER)
+    binding_of(kernel).give_back(CARD, OWNER)
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
     assert changes(before, kept(kernel)) == {}
     assert kernel.children(DIRECTORY) == []
@@ -105,9 +105,9 @@ def test_the_same_order_again_changes_nothing(kernel: FakeKernel) -> None:
     before = kept(kernel)
     assert binding.bind(CARD, OnDemand(), OWNER) == unit
     assert changes(before, kept(kernel)) == {}
-    binding.give_back(OWNER)
-    binding.give_back(OWNER)
-    binding.give_back("unknown")
+    binding.give_back(CARD, OWNER)
+    binding.give_back(CARD, OWNER)
+    binding.give_back(CARD, "unknown")
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
 
 
@@ -116,9 +116,9 @@ def test_a_device_is_not_bound_for_two_claims(kernel: FakeKernel) -> None:
     binding.bind(CARD, OnDemand(), OWNER)
     with pytest.raises(Refusal, match="was bound for the ResourceClaim with UID uid-1"):
         binding.bind(CARD, OnDemand(), OTHER)
-    binding.give_back(OTHER)
+    binding.give_back(CARD, OTHER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     binding.bind(CARD, OnDemand(), OTHER)
 
 
@@ -126,19 +126,19 @@ def test_what_an_administrator_bound_stays_bound(kernel: FakeKernel) -> None:
     Host(kernel).bind(CARD)
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(), OWNER)
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
 
 
 def test_a_sticky_device_stays_for_the_next_claim_until_it_is_unbound(kernel: FakeKernel) -> None:
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(is_sticky=True), OWNER)
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
     (unit,) = found_on(kernel, CARD).on_demand
     assert (unit.nodes, unit.reasons) == (("/dev/vfio/10",), ())
     binding.bind(CARD, OnDemand(is_sticky=True), OTHER)
-    binding.give_back(OTHER)
+    binding.give_back(CARD, OTHER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
     Host(kernel).unbind(CARD)
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
@@ -148,10 +148,10 @@ def test_a_damaged_record_is_only_of_its_own_device(kernel: FakeKernel) -> None:
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(), OWNER)
     kernel.replace(DIRECTORY / "0000:02:00.0.json", b"{", mode=0o600)
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
     with pytest.raises(HostError, match=r"cannot read .*0000:02:00\.0\.json"):
-        binding.give_back(OTHER)
+        binding.bind(CARD, OnDemand(), OTHER)  # it may be of this card
 
 
 def test_after_a_reboot_nothing_is_returned(kernel: FakeKernel) -> None:
@@ -161,7 +161,7 @@ def test_after_a_reboot_nothing_is_returned(kernel: FakeKernel) -> None:
     kernel.make_directory(DIRECTORY)
     kernel.replace(DIRECTORY / f"{CARD}.json", record.encode(), mode=0o600)
     before = drivers(kernel)
-    binding_of(kernel).give_back(OWNER)
+    binding_of(kernel).give_back(CARD, OWNER)
     assert drivers(kernel) == before
     assert kernel.children(DIRECTORY) == []
 
@@ -202,10 +202,10 @@ def test_a_guest_that_still_runs_keeps_its_device(kernel: FakeKernel) -> None:
     binding.bind(CARD, OnDemand(), OWNER)
     kernel.guest_opens(10)
     with pytest.raises(Refusal, match="is in use by"):
-        binding.give_back(OWNER)
+        binding.give_back(CARD, OWNER)
     assert drivers(kernel) == ("vfio-pci", "vfio-pci")
     kernel.guest_closes(10)
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
 
 
@@ -253,7 +253,7 @@ def test_a_bind_and_a_return_write_no_slice(kernel: FakeKernel) -> None:
     binding_of(kernel).bind(CARD, OnDemand(), OWNER)
     during = published(kernel, found_on(kernel, CARD), richer)
     assert during == richer
-    binding_of(kernel).give_back(OWNER)
+    binding_of(kernel).give_back(CARD, OWNER)
     assert published(kernel, found_on(kernel, CARD), during) == richer
 
 
@@ -315,7 +315,7 @@ def test_an_order_is_carried_out_by_the_process_beside_the_agent(kernel: FakeKer
     assert isinstance(result.unit, NodeUnit)
     assert result.unit.nodes == ("/dev/vfio/10",)
     assert json.loads(kernel.read_text(DIRECTORY / f"{CARD}.json") or "")["driver"] == "nvidia"
-    assert direct.vgpus.perform(Order("return", OWNER)).error == ""
+    assert direct.vgpus.perform(Order("return", OWNER, addresses=(CARD,))).error == ""
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
 
 
@@ -376,7 +376,7 @@ def test_persistence_mode_is_off_for_the_bind_and_on_after_the_return(tmp_path: 
     binding.bind(VGPU_CARD, OnDemand(), OWNER)
     assert api.scan(kernel).device(VGPU_CARD).driver == "vfio-pci"
     assert binding.bind(VGPU_CARD, OnDemand(), OWNER).nodes
-    binding.give_back(OWNER)
+    binding.give_back(VGPU_CARD, OWNER)
     assert changes(before, kept(kernel)) == {}
     assert is_persistent(kernel)
 
@@ -394,7 +394,7 @@ def test_persistence_mode_is_on_again_after_a_kill_at_any_operation(tmp_path: Pa
     before = len(whole.operations)
     binding_of(whole).bind(VGPU_CARD, OnDemand(), OWNER)
     bound = len(whole.operations) - before
-    binding_of(whole).give_back(OWNER)
+    binding_of(whole).give_back(VGPU_CARD, OWNER)
     returned = len(whole.operations) - before - bound
     for at in range(1, bound + returned + 1):
         kernel = a40_host(tmp_path / str(at), is_enabled=False)
@@ -404,9 +404,11 @@ def test_persistence_mode_is_on_again_after_a_kill_at_any_operation(tmp_path: Pa
             binding.bind(VGPU_CARD, OnDemand(), OWNER)
         kernel.kill(at=at if at <= bound else at - bound, after=at % 2 == 0)
         with pytest.raises(PowerCut):
-            binding.bind(VGPU_CARD, OnDemand(), OWNER) if at <= bound else binding.give_back(OWNER)
+            binding.bind(VGPU_CARD, OnDemand(), OWNER) if at <= bound else binding.give_back(
+                VGPU_CARD, OWNER
+            )
         kernel.revive()
-        binding_of(kernel).give_back(OWNER)
+        binding_of(kernel).give_back(VGPU_CARD, OWNER)
         assert changes(first, kept(kernel)) == {}, at
         assert api.recover(tree=kernel) == ()
 
@@ -416,6 +418,43 @@ def test_a_claim_ends_although_persistence_mode_cannot_be_turned_on(tmp_path: Pa
     binding = binding_of(kernel)
     binding.bind(VGPU_CARD, OnDemand(), OWNER)
     kernel.programs.known.clear()
-    assert binding.give_back(OWNER).startswith("persistence mode is still off: ")
+    assert binding.give_back(VGPU_CARD, OWNER).startswith("persistence mode is still off: ")
     assert api.scan(kernel).device(VGPU_CARD).driver == "nvidia"
     assert kernel.children(DIRECTORY) == []
+
+
+# ---- what a review found
+
+
+def test_whatever_function_is_named_the_device_is_the_card(kernel: FakeKernel) -> None:
+    (unit,) = found_on(kernel, SOUND).on_demand
+    assert (unit.id, unit.addresses, unit.reasons) == (str(CARD), (CARD, SOUND), ())
+    assert found_on(kernel, CARD, SOUND).on_demand == (unit,)
+    binding = binding_of(kernel)
+    assert binding.bind(SOUND, OnDemand(), OWNER).id == str(CARD)
+    for address in (CARD, SOUND):
+        with pytest.raises(Refusal, match="with UID uid-1"):
+            binding.bind(address, OnDemand(), OTHER)
+    binding.give_back(CARD, OWNER)
+    assert drivers(kernel) == ("nvidia", "snd_hda_intel")
+
+
+def test_a_gpu_in_mig_mode_is_not_bound(tmp_path: Path) -> None:
+    kernel = mig_host(tmp_path, total_vfs=2)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", GPU)
+    with pytest.raises(Refusal, match="is in MIG mode"):
+        binding_of(kernel).bind(VGPU_CARD, OnDemand(), OWNER)
+    assert kernel.children(DIRECTORY) == []
+
+
+def test_a_refusal_is_told_although_persistence_mode_cannot_be_restored(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, is_enabled=False)
+
+    def lose() -> None:
+        kernel.programs.known.clear()
+
+    kernel.sysfs.put("/proc/4711/comm", "train\n")
+    (node, *_) = api.scan(kernel).device(VGPU_CARD).nodes
+    kernel.sysfs.link_absolute("/proc/4711/fd/7", node)
+    with pytest.raises(Refusal, match="train"):
+        binding_of(kernel, lose).bind(VGPU_CARD, OnDemand(), OWNER)

@@ -67,6 +67,38 @@ def test_1255_of_several_devices_one_that_fails_returns_the_others(tmp_path: Pat
     assert node.files == {}
 
 
+def test_1255_of_several_devices_one_that_does_not_return_holds_up_no_other(
+    tmp_path: Path,
+) -> None:
+    node = on_demand_node(tmp_path)
+    prepare(node, claim_for(ONE, OTHER))
+    group = api.scan(node.kernel).device(CARD).iommu_group
+    assert group is not None
+    node.kernel.guest_opens(group)
+    node.creating.vgpus.binding._patience = 0.0
+    with pytest.raises(Refusal, match="is in use by"):
+        unprepare(node)
+    assert drivers(node) == ["vfio-pci", "vfio-pci", "nvidia", "snd_hda_intel"]
+    node.kernel.guest_closes(group)
+    unprepare(node)
+    assert drivers(node) == ON_HOST
+    assert node.files == {}
+
+
+def test_1330_a_device_whose_claim_has_lost_its_record_returns_with_the_claim(
+    tmp_path: Path,
+) -> None:
+    node = on_demand_node(tmp_path)
+    before = kept(node.kernel)
+    prepare(node, claim_for(ONE))
+    node.kernel.remove(HostPath(f"/run/vfiomgr/dra/{UID}.json"))
+    node.restart()
+    assert node.preparing.held == {}
+    unprepare(node)
+    assert changes(before, kept(node.kernel)) == {}
+    prepare(node, claim_for(ONE, uid=SECOND_UID, name="next"))
+
+
 def test_1089_a_device_that_was_on_vfio_before_stays_there(tmp_path: Path) -> None:
     """There: it was bound to nvidia at the end of the claim, and hung."""
     node = on_demand_node(tmp_path)
@@ -105,8 +137,8 @@ def test_1037_persistence_mode_of_each_gpu_is_as_before(tmp_path: Path) -> None:
     for number, gpu in enumerate(gpus):
         binding.bind(gpu, OnDemand(), f"{number}/node/gpu")
     assert kernel.nvidia.gpus.visible() == []
-    for number in range(len(gpus)):
-        binding.give_back(f"{number}/node/gpu")
+    for number, gpu in enumerate(gpus):
+        binding.give_back(gpu, f"{number}/node/gpu")
     assert changes(before, kept(kernel)) == {}
 
 
@@ -137,6 +169,6 @@ def test_1268_names_of_drivers_with_dashes_and_of_modules_with_underscores(tmp_p
     assert unit.driver == "nvgrace-gpu-vfio-pci"
     host = api.scan(kernel)
     assert [host.device(a).driver for a in (CARD, SOUND)] == ["nvgrace-gpu-vfio-pci"] * 2
-    binding.give_back(OWNER)
+    binding.give_back(CARD, OWNER)
     assert changes(before, kept(kernel)) == {}
     assert Host(kernel).recover() == ()

@@ -20,7 +20,7 @@ from vfiomgr.paths import BOOT_ID, RUNTIME
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.apply import set_mode
-from vfiomgr.vgpu.nvidia_smi import read_persistence
+from vfiomgr.vgpu.nvidia_smi import read_mode, read_persistence
 from vfiomgr.vgpu.steps import SetPersistence
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _AGAIN = 1.0
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest"})
 """The refusals that end without anybody's help if the processes do."""
 _NVIDIA = "nvidia"
+_SMI = 10.0
+"""Seconds that nvidia-smi may take to set a mode."""
 RefusedOrUndone = (Refusal, RolledBack)
 """The errors after which a device is as before."""
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
@@ -65,6 +67,8 @@ class Bound(Value):
     """When the order came, in seconds since 1970."""
     was_persistent: bool = False
     """Whether it was in NVIDIA's persistence mode, which is turned on again at its return."""
+    functions: tuple[PciAddress, ...] = ()
+    """All functions that were bound with it."""
 
     @property
     def returns(self) -> bool:
@@ -99,24 +103,25 @@ class Binding:
         if not may_reset(self._tree):
             message = f"cannot bind {address}: /sys is not writable"
             raise HostError(message, _SERVICE)
+        unit = unit_of(self._host.scan_devices(), address, how)
+        address = unit.addresses[0]
         with hold(self._tree, [_lock(address)], self._host.on_note):
-            self._require_free(address, owner)
+            self._require_free(unit, owner)
             seen = self._host.scan_devices()
             made = self._of(address)
             if made is None:
-                made = self._made(seen, address, how, owner)
+                made = self._made(seen, unit, how, owner)
                 write_record(self._tree, _file(address), made)
-            unit = unit_of(seen, address, how)
             self._set_persistence(seen, made, is_on=False)
             try:
                 self._patiently(lambda: self._host.apply(request_of(unit)))
             except RefusedOrUndone:
-                self._set_persistence(seen, made, is_on=True)
+                self._restore_persistence(made)
                 raise
         return unit_of(self._host.scan(), address, how)
 
-    def give_back(self, owner: str, *, stays: bool = False) -> str:
-        """Return the device of an owner to its original driver; without one, do nothing.
+    def give_back(self, address: PciAddress, owner: str, *, stays: bool = False) -> str:
+        """Return a device of an owner to its original driver; that of others is left alone.
 
         A device that `stays` is only no longer the owner's. Returns what is not as before.
 
@@ -126,49 +131,43 @@ class Binding:
             VfiomgrError: as `Host.unbind`.
 
         """
-        made, note = self._owned_by(owner), ""
-        if made is None:
-            return note
-        with hold(self._tree, [_lock(made.address)], self._host.on_note):
+        note = ""
+        with hold(self._tree, [_lock(address)], self._host.on_note):
+            made = read_record(Bound, self._tree, _file(address))
+            if made is None or made.owner != owner:
+                return note
             seen = self._host.scan_devices()
-            is_there = made.boot == self._boot and seen.device_named(str(made.address)) is not None
+            is_there = made.boot == self._boot and seen.device_named(str(address)) is not None
             if is_there and made.returns and not stays:
-                self._patiently(lambda: self._unbind(made.address))
-                try:
-                    self._set_persistence(self._host.scan_devices(), made, is_on=True)
-                except HostError as error:  # the device is safe, and no pod should wait for this
-                    note = f"persistence mode is still off: {error.message}"
-            self._tree.remove(_file(made.address))
+                self._patiently(lambda: self._unbind(address))
+                note = self._restore_persistence(made)
+            self._tree.remove(_file(address))
         return note
 
-    def _owned_by(self, owner: str) -> Bound | None:
-        """The record of an owner; one that cannot be read may be it."""
-        failure: HostError | None = None
-        for file in _files(self._tree):
-            try:
-                made = read_record(Bound, self._tree, file)
-            except HostError as error:
-                failure = error
-                continue
-            if made is not None and made.owner == owner:
-                return made
-        if failure is not None:
-            raise failure
-        return None
+    def _made(self, seen: HostSnapshot, unit: NodeUnit, how: OnDemand, owner: str) -> Bound:
+        """What is recorded of a device before it is bound.
 
-    def _made(self, seen: HostSnapshot, address: PciAddress, how: OnDemand, owner: str) -> Bound:
-        """What is recorded of a device before it is bound."""
-        device = seen.device(address)
+        Raises:
+            Refusal: it is divided into GPU instances, which pods may have.
+
+        """
+        device = seen.device(unit.addresses[0])
         origin = seen.origin(device)
+        is_nvidias = device.driver == _NVIDIA
+        mode = read_mode(self._tree, device.address) if is_nvidias else None
+        if mode is not None and mode.mig:
+            turn_off = f"nvidia-smi -i {device.address} -mig 0"
+            refuse("mig-mode", device, f"{device} is in MIG mode", f"turn it off: {turn_off}")
         return Bound(
             owner,
-            address,
+            device.address,
             how.is_sticky,
             self._boot,
             (origin.state.driver if origin else device.driver) or "",
             was_bound=device.is_on_vfio,
             since=round(time.time(), 3),
-            was_persistent=device.driver == _NVIDIA and bool(read_persistence(self._tree, address)),
+            was_persistent=is_nvidias and bool(read_persistence(self._tree, device.address)),
+            functions=unit.addresses,
         )
 
     def _set_persistence(self, seen: HostSnapshot, made: Bound, *, is_on: bool) -> None:
@@ -178,7 +177,16 @@ class Binding:
         """
         device = seen.device(made.address)
         if made.was_persistent and device.driver == _NVIDIA:
-            set_mode(self._tree, SetPersistence(device.identity, before=not is_on, after=is_on))
+            step = SetPersistence(device.identity, before=not is_on, after=is_on)
+            set_mode(self._tree, step, limit=_SMI)
+
+    def _restore_persistence(self, made: Bound) -> str:
+        """Turn persistence mode on again; returns why it is not, which nobody should wait for."""
+        try:
+            self._set_persistence(self._host.scan_devices(), made, is_on=True)
+        except HostError as error:
+            return f"persistence mode is still off: {error.message}"
+        return ""
 
     def _unbind(self, address: PciAddress) -> None:
         seen = self._host.scan(with_users=True)
@@ -200,16 +208,24 @@ class Binding:
             else:
                 return
 
-    def _require_free(self, address: PciAddress, owner: str) -> None:
-        made = self._of(address)
-        if made is not None and made.owner != owner:
-            uid = made.owner.partition("/")[0]
-            refuse(
-                "held-by-claim",
-                address,
-                f"{address} was bound for the ResourceClaim with UID {uid}",
-                "wait until the kubelet releases that claim, or delete its pods",
-            )
+    def _require_free(self, unit: NodeUnit, owner: str) -> None:
+        """Refuse a device of which another owner has a function.
+
+        Raises:
+            Refusal: another owner has one.
+            HostError: a record cannot be read, which may be of this device.
+
+        """
+        for made in read_bound(self._tree):
+            is_others = made.boot == self._boot and made.owner != owner
+            if is_others and not {made.address, *made.functions}.isdisjoint(unit.addresses):
+                uid = made.owner.partition("/")[0]
+                refuse(
+                    "held-by-claim",
+                    unit.id,
+                    f"{unit.id} was bound for the ResourceClaim with UID {uid}",
+                    "wait until the kubelet releases that claim, or delete its pods",
+                )
 
     def _of(self, address: PciAddress) -> Bound | None:
         made = read_record(Bound, self._tree, _file(address))
@@ -220,14 +236,22 @@ class Binding:
         return self._tree.read(BOOT_ID) or ""
 
 
-def read_bound(tree: HostTree) -> Iterator[Bound]:
-    """The devices that were bound for claims.
+def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
+    """The devices that were bound for claims; only the `readable` records, or all.
 
     Raises:
         HostError: a record cannot be read.
 
     """
-    yield from filter(None, (read_record(Bound, tree, file) for file in _files(tree)))
+    for file in _files(tree):
+        try:
+            found = read_record(Bound, tree, file)
+        except HostError:
+            if not readable:
+                raise
+            continue
+        if found is not None:
+            yield found
 
 
 def _files(tree: HostTree) -> Iterator[HostPath]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import HostError, Refusal
+from vfiomgr.errors import Refusal
 from vfiomgr.node.api_server import CLAIMS, Api
 from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
@@ -30,7 +30,7 @@ from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.records import METADATA
 from vfiomgr.node.health import is_unusable
 from vfiomgr.node.messages import ClaimFacts
-from vfiomgr.node.processes import Creating
+from vfiomgr.node.processes import DEADLINE, Creating
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -127,11 +127,8 @@ class Driver:
 
     @property
     def bound(self) -> Mapping[str, Bound]:
-        """The devices that were bound for claims, by address; none if a record is unreadable."""
-        try:
-            return {str(made.address): made for made in read_bound(self._tree)}
-        except HostError:
-            return {}
+        """The devices that were bound for claims, by address, of the readable records."""
+        return {str(made.address): made for made in read_bound(self._tree, readable=True)}
 
     # ---- its life
 
@@ -285,7 +282,7 @@ class Driver:
 
     async def _prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Prepare a claim that the kubelet names; it is read from the API server."""
-        prepare = f"prepare claim {namespace}/{name}"
+        prepare, end = f"prepare claim {namespace}/{name}", time.monotonic() + DEADLINE
         with self._metrics.claim("prepare"):
             self._require_scan(prepare)
             document = await self._api.get(CLAIMS, name, namespace)
@@ -299,7 +296,7 @@ class Driver:
             await self._await_devices(claim)
             await self._await_pods(claim)
             async with self._work():
-                return await self._preparing.prepare(claim)
+                return await self._preparing.prepare(claim, end)
 
     async def _await_devices(self, claim: Claim) -> None:
         """Wait for devices that the scheduler found in slices that have changed since.
@@ -358,7 +355,9 @@ class Driver:
             await asyncio.sleep(_AGAIN)
 
     def _binds(self, claim: Claim) -> bool:
-        """Whether a device of a claim is to be bound."""
+        """Whether a device of a claim is still to be bound."""
+        if self._preparing.is_ready(claim.uid):
+            return False
         devices = (self._device(each.pool, each.device) for each in claim.devices)
         return any(device is not None and device.target.on_demand for device in devices)
 

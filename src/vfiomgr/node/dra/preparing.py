@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakValueDictionary
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.model import CLAIM_KIND
 from vfiomgr.diagnostic import refusal, refuse_if_any
 from vfiomgr.errors import HostError, Refusal, VfiomgrError
+from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import parameters_of
 from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
 from vfiomgr.node.dra.records import (
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     """Called with the ID of a unit, and a text."""
 
 
+_LEAST = 1.0
+"""Seconds that a bind is waited for at least."""
 _OWN = "held-by-claim"
 """The reason why a device is not for others, once a claim has it."""
 
@@ -138,8 +143,10 @@ class Preparing:
             for device in claim.devices
         }
 
-    async def prepare(self, claim: Claim) -> PreparedClaim:
+    async def prepare(self, claim: Claim, end: float = math.inf) -> PreparedClaim:
         """Prepare a claim; the same claim again gets what it has, as far as that is still true.
+
+        At `end`, a time of the monotonic clock, a bind goes on without being waited for.
 
         Raises:
             Refusal: another claim has a device, or may have it, or a device cannot be used.
@@ -158,7 +165,7 @@ class Preparing:
             self._records[claim.uid] = before or reserved
             try:
                 with _files_of(str(claim)):
-                    made = await self._made(claim, reserved, is_new=before is None)
+                    made = await self._made(claim, reserved, end, is_new=before is None)
                     self._write(claim, made)
             except StillRunning:
                 raise  # the next attempt waits for it
@@ -190,6 +197,11 @@ class Preparing:
                         staying.add(device.unit)
             await self._release(uid, staying)
 
+    def is_ready(self, uid: str) -> bool:
+        """Whether a claim was prepared in this boot."""
+        record = self._records.get(uid)
+        return record is not None and record.is_ready and record.boot == self._boot
+
     def _lock(self, uid: str) -> asyncio.Lock:
         """The lock of a claim, which exists while somebody has it or waits for it."""
         return self._locks.setdefault(uid, asyncio.Lock())
@@ -205,8 +217,7 @@ class Preparing:
         if record is not None and _keys(record.devices) != _keys(claim.devices):
             await self._release(claim.uid)
             return None
-        is_ready = record is not None and record.is_ready and record.boot == self._boot
-        return record if is_ready else None
+        return record if self.is_ready(claim.uid) else None
 
     def _reserved(self, claim: Claim) -> PreparedClaim:
         """The record of a claim before its devices are prepared, so that no other gets them.
@@ -270,14 +281,16 @@ class Preparing:
                     hint = f"delete its pods, or: kubectl -n {other.namespace} describe "
                     raise Refusal(message, f"{hint}resourceclaim {other.name}")
 
-    async def _made(self, claim: Claim, reserved: PreparedClaim, *, is_new: bool) -> PreparedClaim:
+    async def _made(
+        self, claim: Claim, reserved: PreparedClaim, end: float, *, is_new: bool
+    ) -> PreparedClaim:
         """The record with all devices prepared; the vGPUs of a new one are recorded one by one."""
         made = reserved
         if is_new:
             write_record(self._tree, record_of(made.uid), made)
             await self._require_answer(tuple(d.target.unit for d in made.devices if d.target.unit))
         for number, device in enumerate(reserved.devices):
-            found = await self._prepared(claim, device, is_new=is_new)
+            found = await self._prepared(claim, device, end, is_new=is_new)
             devices = (*made.devices[:number], found, *made.devices[number + 1 :])
             made = replace(made, devices=devices)
             if is_new:
@@ -287,7 +300,7 @@ class Preparing:
         return replace(made, is_ready=True)
 
     async def _prepared(
-        self, claim: Claim, device: PreparedDevice, *, is_new: bool
+        self, claim: Claim, device: PreparedDevice, end: float, *, is_new: bool
     ) -> PreparedDevice:
         target = device.target
         owner = _owner(claim.uid, device)
@@ -295,7 +308,8 @@ class Preparing:
             unit = await self._creating.create(target.parent, target.type, owner)
         elif target.on_demand is not None:
             with self._measured("bind"):
-                unit = await self._creating.bind(target.unit, target.on_demand, owner)
+                seconds = max(_LEAST, end - time.monotonic())
+                unit = await self._creating.bind(target.unit, target.on_demand, owner, seconds)
         else:
             found = self._unit(target.unit)
             if found is None:
@@ -374,18 +388,30 @@ class Preparing:
             remove_specifications(self._tree, uid)
             if record is not None and not self._is_replaced(record):
                 remove_metadata(self._tree, record, self._metadata)
+        failure: VfiomgrError | None = None
         for device in () if record is None else record.devices:
-            if device.is_created:
-                await self._creating.remove(_owner(uid, device))
-            elif device.is_taken:
-                owner, stays = _owner(uid, device), device.unit in staying
-                with self._measured("return"):
-                    note = await self._creating.give_back(device.unit, owner, stays=stays)
-                if note:
-                    self._note(device.unit, note)
+            try:
+                if device.is_created:
+                    await self._creating.remove(_owner(uid, device))
+                elif device.is_taken:
+                    owner, stays = _owner(uid, device), device.unit in staying
+                    await self._give_back(device.unit, owner, stays=stays)
+            except VfiomgrError as error:
+                failure = failure or error  # the others are not held up by it
+        if failure is not None:
+            raise failure
+        for made in tuple(read_bound(self._tree)):  # of a record that was removed
+            if made.owner.partition("/")[0] == uid:
+                await self._give_back(str(made.address), made.owner)
         with _files_of(uid):
             self._tree.remove(record_of(uid))
         self._records.pop(uid, None)
+
+    async def _give_back(self, device: str, owner: str, *, stays: bool = False) -> None:
+        with self._measured("return"):
+            note = await self._creating.give_back(device, owner, stays=stays)
+        if note:
+            self._note(device, note)
 
     def _is_replaced(self, record: PreparedClaim) -> bool:
         """Whether a new claim has the same name, and therefore the same files, or may have it."""

@@ -86,7 +86,8 @@ class Vgpus:
                 how = order.on_demand or OnDemand()
                 return Result(unit=self.binding.bind(order.addresses[0], how, order.owner))
             case "return":
-                return Result(note=self.binding.give_back(order.owner, stays=order.stays))
+                address = order.addresses[0]
+                return Result(note=self.binding.give_back(address, order.owner, stays=order.stays))
         return Result()
 
     def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:

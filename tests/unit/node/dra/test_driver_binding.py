@@ -205,5 +205,7 @@ async def test_without_an_answer_of_the_kubelet_nothing_is_bound(
             with pytest.raises(PrepareError, match="does not report which pods have devices"):
                 await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
             assert driver_of(kernel) == "nvidia"
-        await made.prepare()
+        first = await made.prepare()
+        monkeypatch.setattr(made.agent.ledger, "ask", no_answer)
+        assert await made.prepare() == first  # a claim that is prepared gets the same answer
         await made.unprepare()
