@@ -328,7 +328,7 @@ class Creating:
             async with asyncio.timeout(seconds):
                 result = await asyncio.shield(await self._begun(order, what))
         except TimeoutError:
-            message = f"cannot {what}: the kernel did not finish within {seconds:.0f} s"
+            message = f"cannot {what}: the kernel did not finish within {seconds:.3g} s"
             raise StillRunning(message, "see dmesg; the next attempt goes on with it") from None
         if result.error:
             raise (Refusal if result.is_refused else HostError)(result.error, result.hint)
