@@ -122,6 +122,17 @@ def test_cri_o_has_a_drop_in_and_reads_nothing_else_otherwise(kernel: FakeKernel
     assert configuration(kernel) == before
 
 
+@pytest.mark.parametrize("path", ["/usr/libexec/crio/conmon", ""])
+def test_a_runtime_of_cri_o_has_the_conmon_of_the_others(kernel: FakeKernel, path: str) -> None:
+    line = f'monitor_path = "{path}"' if path else ""
+    put(kernel, "/etc/crio/crio.conf.d/10-crio.conf", f"[crio.runtime.runtimes.crun]\n{line}\n")
+    install(kernel, RuntimeRequest("crio", "nvidia", "/usr/bin/nvidia-container-runtime"))
+    install(kernel, kata("crio"))
+    entries = data(kernel, CRIO)["crio"]["runtime"]["runtimes"]
+    assert entries["nvidia"].get("monitor_path", "") == path
+    assert "monitor_path" not in entries["kata-vfio"]
+
+
 def test_cri_o_that_would_lose_a_setting_is_left_alone(kernel: FakeKernel) -> None:
     bring(kernel, "crio", crio(drops="conmon_cgroup"))
     before = configuration(kernel)

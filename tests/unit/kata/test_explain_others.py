@@ -216,6 +216,48 @@ def test_the_command_line_of_kata_runs_no_container_since_2(
     assert ("kata-handler-not-kata" in ids(item)) == is_broken
 
 
+@pytest.mark.parametrize(
+    ("own", "sibling", "conmon", "is_broken"),
+    [
+        ("", "/opt/crio/conmon", "", True),
+        ('monitor_path = "/opt/crio/conmon"', "/opt/crio/conmon", "", False),
+        ('runtime_type = "vm"', "/opt/crio/conmon", "", False),
+        ("", "/opt/crio/conmon", "usr/bin/conmon", False),
+        ("", "", "", False),
+    ],
+)
+def test_without_conmon_each_handler_of_cri_o_needs_its_path(  # noqa: PLR0913, PLR0917
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    own: str,
+    sibling: str,
+    conmon: str,
+    is_broken: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    (node.root / CONTAINERD).unlink()
+    node.write("usr/bin/crio", "")
+    if conmon:
+        node.write(conmon, "")
+    table = "[crio.runtime.runtimes"
+    crun = f'{table}.crun]\nruntime_path = "/usr/bin/crun"\nmonitor_path = "{sibling}"\n'
+    node.write("etc/crio/crio.conf", CRIO.format(shim="/x") + crun)
+    node.write("etc/crio/crio.conf.d/99-nvidia.conf", f"{table}.nvidia]\n{own}\n")
+    found = [each for each in breaks(explain()[1]) if each["id"] == "crio-no-monitor"]
+    assert len(found) == is_broken
+    for each in found:
+        assert f'monitor_path = "{sibling}" in {table}.nvidia]' in str(each)
+
+
+def test_one_conmon_for_all_handlers_of_cri_o_is_enough(
+    node: KataNode, explain: Callable[..., tuple[int, Any]]
+) -> None:
+    (node.root / CONTAINERD).unlink()
+    node.write("usr/bin/crio", "")
+    text = '[crio.runtime]\nconmon = "/opt/conmon"\n[crio.runtime.runtimes.nvidia]\n'
+    node.write("etc/crio/crio.conf", text)
+    assert "crio-no-monitor" not in ids(explain()[1])
+
+
 def test_a_handler_of_containerd_needs_a_type(
     node: KataNode, explain: Callable[..., tuple[int, Any]]
 ) -> None:

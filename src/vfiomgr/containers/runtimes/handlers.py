@@ -36,6 +36,8 @@ class HandlerEntry(Value):
     """SystemdCgroup of containerd's options; None if it is not set, which is false."""
     binary: str = ""
     """BinaryName of containerd's options: the OCI runtime; empty for runc."""
+    monitor_path: str = ""
+    """The path of conmon for CRI-O, its own or that of all handlers; empty if $PATH finds it."""
 
     def tells(self, annotation: str) -> bool:
         """Whether the shim gets an annotation (a `*` at the end of a pattern matches the rest)."""
@@ -119,6 +121,8 @@ class HandlerFacts(Value):
     """The handler of pods without a RuntimeClass; empty if no file states it."""
     unread: tuple[HandlerEntry, ...] = ()
     """Those of files in usual directories that no release reads without an import."""
+    lacks_conmon: bool = False
+    """Whether no usual directory has the conmon that CRI-O needs."""
 
     @property
     def is_known(self) -> bool:
@@ -234,10 +238,12 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
     """The definitions of crio.conf and the files of crio.conf.d, in order; the last one wins."""
     read, unreadable = _parsed(files)
     merged: dict[str, dict[str, Any]] = {}
+    conmon = _last(_text(_table(doc, _CRIO[:-1]), "conmon") for _, doc in read)
     for source, document in read:
         for name, entry in _table(document, _CRIO).items():
             if isinstance(entry, dict):
-                merged[name] = {**entry, "": (source, ())}
+                own = {"monitor_path": conmon} if conmon else {}
+                merged[name] = {**entry, **own, "": (source, ())}
     return HandlerFacts(
         cri="crio",
         files=tuple(source for source, _ in read),
@@ -321,6 +327,7 @@ def _entry(
         pod_annotations=tuple(map(str, patterns)) if isinstance(patterns, list) else (),
         systemd_cgroup=systemd if isinstance(systemd, bool) else None,
         binary=_text(options, "BinaryName"),
+        monitor_path=_text(entry, "monitor_path"),
     )
 
 

@@ -20,6 +20,7 @@ from vfiomgr.containers.runtimes.containerd import (
     oci_table,
     refuse_name,
 )
+from vfiomgr.containers.runtimes.handlers import read_crio
 from vfiomgr.containers.runtimes.model import Setting, shown
 from vfiomgr.containers.runtimes.record import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.diagnostic import refuse
@@ -52,7 +53,7 @@ def decide_crio(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
             refuse_name(request, f"CRI-O, in {file.path}")
     if facts.effective and values.found(facts.effective, entry) is not values.ABSENT:
         refuse_name(request, "CRI-O")
-    settings = [Setting(entry, _crio_table(request))]
+    settings = [Setting(entry, _crio_table(facts, request))]
     if request.set_default:
         _refuse_later_default(facts, request)
         settings.append(Setting(_DEFAULT, request.name))
@@ -80,10 +81,15 @@ def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
             )
 
 
-def _crio_table(request: RuntimeRequest) -> dict[str, Any]:
-    """The table of the entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
+def _crio_table(facts: RuntimeFacts, request: RuntimeRequest) -> dict[str, Any]:
+    """The table of the entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE").
+
+    Another handler's monitor_path is used: CRI-O does not start where it finds no conmon.
+    """
     if request.config_path is None:
-        return {"runtime_path": request.path, "runtime_type": "oci"}
+        monitor = _monitor_path(facts)
+        own = {"monitor_path": monitor} if monitor else {}
+        return {"runtime_path": request.path, "runtime_type": "oci", **own}
     return {
         "runtime_path": request.path,
         "runtime_type": "vm",
@@ -91,6 +97,13 @@ def _crio_table(request: RuntimeRequest) -> dict[str, Any]:
         "runtime_config_path": request.config_path,
         "privileged_without_host_devices": True,
     }
+
+
+def _monitor_path(facts: RuntimeFacts) -> str:
+    """The conmon of the other handlers; empty if none names it."""
+    files = (facts.main, *facts.imported, facts.drop_in)
+    entries = read_crio((file.path, file.text or "") for file in files).handlers
+    return next((entry.monitor_path for entry in entries if entry.monitor_path), "")
 
 
 def _crio_notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:

@@ -175,7 +175,11 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
         crio = runtimes_facts.main_file("crio")
         files = [(crio, tree.read_text(crio))]
         found = [(path, text) for path, text in files if text is not None]
-        return handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)])
+        has_conmon = any(tree.exists(place / "conmon") for place in _SHIM_DIRECTORIES)
+        return replace(
+            handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)]),
+            lacks_conmon=not has_conmon and bool(tree.children(_SHIM_DIRECTORIES[-1])),
+        )
     beside = tuple(texts_below(tree, CONTAINERD_DROP_INS, "*.toml"))
     programs = reversed(_CONTAINERDS) if tree.exists(_RANCHER_SOCKET) else _CONTAINERDS
     for program in programs:

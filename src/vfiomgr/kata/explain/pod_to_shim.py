@@ -572,6 +572,25 @@ def _no_type(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
     )
 
 
+def _no_monitor(_context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """A handler without the conmon that the others have: CRI-O checks those of type oci.
+
+    ValidateConmonPath in pkg/config/config.go, 1.27 to 1.36.
+    """
+    other = next((entry for entry in facts.handlers if entry.monitor_path), None)
+    for entry in facts.handlers if other is not None and facts.lacks_conmon else ():
+        if other is None or entry.monitor_path or entry.runtime_type not in ("", "oci"):
+            continue
+        yield chain_break(
+            "crio-no-monitor",
+            entry.name,
+            f"{entry.name} in {entry.source} has no monitor_path, and no usual directory has "
+            "conmon: CRI-O does not start (a running one continues until it is restarted)",
+            f'set monitor_path = "{other.monitor_path}" in [crio.runtime.runtimes.{entry.name}] '
+            f"of {entry.source}, as {other.name} has it, then restart CRI-O",
+        )
+
+
 def _cgroups(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """A handler of runc with another driver of cgroups than the kubelet.
 
@@ -666,6 +685,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
             reading(_HANDLERS, _default_runtime, "nvidia-not-default"),
             reading(_ENTRY, _no_type, "kata-handler-no-type"),
+            reading(_HANDLERS, _no_monitor, "crio-no-monitor"),
             reading(_HANDLERS, _cgroups, "runtime-cgroup-driver"),
             reading(_HANDLERS, _elsewhere, _TABLE_UNREAD),
             reading(_HANDLERS, _unread, "kata-runtime-drop-in-unread"),
