@@ -424,6 +424,8 @@ def test_an_entry_of_somebody_else_is_nothing_to_take_back(tmp_path: Path) -> No
 
 _IMPORTING = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
 _NVIDIA_V3 = f"version = 3\n[plugins.'{RUNTIME}'.containerd.runtimes.nvidia]\n"
+_NVIDIA_V4 = _NVIDIA_V3.replace("3", "4", 1)
+V4 = V3.replace("version = 3", "version = 4")
 _NVIDIA_V2 = f"version = 2\n[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
 _NO_VERSION = f"[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
 
@@ -448,6 +450,10 @@ _NO_VERSION = f"[plugins.'{CRI}'.containerd.runtimes.nvidia]\n"
         ("2.1.9", V3, _NVIDIA_V2, "containerd 2.1.9 silently ignores it"),
         ("2.3.4", V3, _NVIDIA_V2, None),
         ("2.1.9", V3, _NVIDIA_V3, None),
+        ("2.1.9", V3, _NVIDIA_V4, "containerd 2.1.9 does not start with them"),
+        ("2.3.4", V3, _NVIDIA_V4, "containerd 2.3.4 does not start with them"),
+        ("2.3.4", V4, _NVIDIA_V3, None),
+        ("2.3.4", V4, _NVIDIA_V4, None),
         ("1.7.28", V2, _NVIDIA_V2, None),
         ("2.1.9", V2, _NO_VERSION, "Add version = 2 at the start"),
     ],
@@ -610,6 +616,25 @@ def test_what_could_not_work_is_refused_with_what_lifts_it(
         prepare_entry(kernel, place, kata(), "")
     assert words in refusal.value.message
     assert remedy in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "is_read"),
+    [("2.0.11", False), ("2.1.9", False), ("2.2.0", False), ("2.3.0", True), (None, True)],
+)
+def test_version_4_is_written_only_for_a_containerd_that_reads_it(
+    tmp_path: Path, version: str | None, *, is_read: bool
+) -> None:
+    kernel, _ = host(tmp_path, None, V4)
+    place = locate(kernel, "containerd", None, Version.parse(version) if version else None)
+    if is_read:
+        changes = prepare_entry(kernel, place, kata(), "").request.changes
+        assert any("version = 4" in (change.after or "") for change in changes)
+        return
+    with pytest.raises(Refusal) as refusal:
+        prepare_entry(kernel, place, kata(), "")
+    assert f"containerd {version} cannot read {MAIN}, a configuration of" in refusal.value.message
+    assert "use containerd 2.3.0 or later" in refusal.value.hint
 
 
 @pytest.mark.parametrize(

@@ -791,6 +791,32 @@ def test_a_release_that_is_newer_than_known_is_noted(
 
 
 @pytest.mark.parametrize(
+    ("schema", "version", "is_told"),
+    [
+        (4, "2.0.11", True),
+        (4, "2.1.9", True),
+        (4, "2.2.0", True),
+        (4, "1.7.28", True),
+        (4, "2.3.4", False),
+        (4, "", False),
+        (3, "2.1.9", False),
+    ],
+)
+def test_a_version_that_containerd_does_not_read_stops_it(
+    run: Run, node: KataNode, schema: int, version: str, *, is_told: bool
+) -> None:
+    node.publish()
+    node.change(CONTAINERD, "version = 3", f"version = {schema}")
+    package = f"Package: containerd.io\nStatus: install ok installed\nVersion: {version}-1\n"
+    node.write("var/lib/dpkg/status", package if version else "")
+    line = ("--root", str(node.root), "check", "pod", str(node.pod))
+    answer = run(*line)
+    words = f"has version 4, which containerd {version} does not read: it does not start"
+    assert (words in answer.stdout) == is_told
+    assert is_told or "does not start" not in answer.stdout
+
+
+@pytest.mark.parametrize(
     ("files", "version", "count"), [(FOREIGN, "2.1.9", 0), (FOREIGN, "2.3.4", 0), (DROPPED, "", 1)]
 )
 def test_a_file_of_another_version_is_told_once_and_where_it_touches_the_handler(

@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.containers.runtimes import text, values
-from vfiomgr.containers.runtimes.handlers import MixedVersions
+from vfiomgr.containers.runtimes.handlers import MixedVersions, first_reader
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
 from vfiomgr.containers.runtimes.record import HEAD, Decision, Edit
 from vfiomgr.diagnostic import refuse
@@ -52,8 +52,8 @@ def mixed_versions(
                 f"{file.path} states no version; how containerd reads it is untested",
                 f"add version = {told} at the start, if the file is written for it",
             )
-        elif (told, other) == (_V2, _V3):
-            effect, how = _newer_file(version)
+        elif (told, other) in _NEWER:
+            effect, how = _newer_file(version, other)
             remedy = "use the same version in both: containerd config migrate"
             yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         elif (told, other) == (_V3, _V2):
@@ -61,7 +61,7 @@ def mixed_versions(
             remedy = f"convert it to version 3: containerd --config {file.path} config migrate"
             if how:
                 yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
-        else:
+        elif told != _V4 or version is None or version < _COMPARES:
             yield MixedVersions(
                 file.path,
                 f"{both}: how containerd reads this is untested",
@@ -69,23 +69,27 @@ def mixed_versions(
             )
 
 
-def _refuses_version_3(version: Version) -> bool:
-    """Whether a containerd before 2.0 does not start if version 3 is stated last.
+def refuses_schema(version: Version, schema: int) -> bool:
+    """Whether a containerd does not start with a version of the configuration that is stated last.
 
-    Older ones read such a file, but know none of its plugins (ValidateV2 in config.go).
+    Some before 2.0 read such a file, but know none of its plugins (ValidateV2 in config.go).
     """
-    return Version(1, 6, 32) <= version < Version(1, 7) or version >= Version(1, 7, 17)
+    is_late_1_6 = Version(1, 6, 32) <= version < Version(1, 7)
+    return version < first_reader(schema) and (is_late_1_6 or version >= Version(1, 7, 17))
 
 
-def _newer_file(version: Version | None) -> tuple[MixtureEffect, str]:
+def _newer_file(version: Version | None, schema: int) -> tuple[MixtureEffect, str]:
+    if version is None and schema == _V4:
+        return "unknown", "containerd does not start with them, except some releases before 2.0"
     if version is None:
         return "unknown", (
             "containerd 2.0 to 2.2 drops all previous CRI settings, including this entry; most "
             "other releases do not start"
         )
-    if not _refuses_version_3(version) and version < _MERGES:
+    is_refused = version >= _COMPARES or refuses_schema(version, schema)
+    if not is_refused and version < _MERGES:
         return "ignored", f"containerd {version} silently ignores it"
-    if _MERGES <= version < _COMPARES:
+    if not is_refused:
         return "hides", (
             f"containerd {version} silently drops all previous CRI settings, in the main file "
             "and in drop-ins"
@@ -197,7 +201,9 @@ CRI_V3 = "io.containerd.cri.v1.runtime"
 CRI_NAMES = (CRI_V3, CRI_V2)
 _DISABLING = frozenset({"cri", CRI_V2, CRI_V3})
 _RUNC = "io.containerd.runc.v2"
-_V2, _V3 = 2, 3
+_V2, _V3, _V4 = 2, 3, 4
+_NEWER = ((_V2, _V3), (_V2, _V4), (_V3, _V4))
+"""Versions of the main file and of an import that is newer."""
 _MERGES = Version(2, 0)
 """The release that introduced merging of imported tables."""
 _KNOWS_CDI = Version(1, 7)
@@ -322,7 +328,7 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
                 f"migrate){disabled}; then run the command "
                 f"again{_for_docker(facts) if disabled else ''}",
             )
-        if schema > _V2 and version is not None and version < _MERGES:
+        if version is not None and version < first_reader(schema):
             message = (
                 f"containerd {version} cannot read {facts.main.path}, a configuration of version "
                 f"{schema}"
@@ -331,7 +337,8 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
                 "runtime-config-version",
                 facts.main.path,
                 message,
-                "pass --containerd-version if it is for another containerd",
+                f"use containerd {first_reader(schema)} or later, or write that file for an "
+                "earlier version; pass --containerd-version if it is for another containerd",
             )
         return schema
     if version is None:

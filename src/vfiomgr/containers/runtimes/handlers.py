@@ -181,10 +181,16 @@ Before 2.0 names are looked up as they are (Decode in config.go: short ones in v
 """
 _USUAL = {1: Version(1, 7), 2: Version(1, 7), 3: Version(2, 0), 4: Version(2, 3)}
 """The release to assume for a version of the configuration."""
+_SINCE = {3: Version(2, 0), 4: Version(2, 3)}
 _CRIO = ("crio", "runtime", "runtimes")
 _BUILT_IN: Mapping[CriName, tuple[str, ...]] = {"containerd": ("runc",), "crio": ("runc", "crun")}
 _MARK = "\ufeff"
 """A byte order mark, which containerd 1.x and CRI-O ignore."""
+
+
+def first_reader(schema: int) -> Version:
+    """The first containerd that reads a version of the configuration; later versions count as 4."""
+    return _SINCE.get(min(schema, max(_SINCE)), Version(0, 0))
 
 
 def read_containerd(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.runtimes.handlers import V2_PLUGIN, V3_PLUGIN
+from vfiomgr.containers.runtimes.containerd import refuses_schema
+from vfiomgr.containers.runtimes.handlers import V2_PLUGIN, V3_PLUGIN, first_reader
 from vfiomgr.containers.runtimes.location import MICROK8S_MAIN, MICROK8S_TEMPLATE
 from vfiomgr.kata.explain.context import (
     SETTINGS,
@@ -646,6 +647,27 @@ def _mixed(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
         )
 
 
+def _too_new(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """The version that is stated last, which counts for all files before containerd 2.3.
+
+    Of the containerd in k3s and RKE2 only the first number is known.
+    """
+    source, schema = next(reversed(facts.schemas), ("", 1))
+    version, entry = facts.version, context.entry
+    is_said = _RANCHER in source or any(mixed.file == source for mixed in facts.mixed)
+    if is_said or version is None or (entry is not None and facts.passes_over(entry)):
+        return
+    if refuses_schema(version, schema):
+        yield chain_break(
+            "kata-runtime-versions-refused",
+            source,
+            f"{source} has version {schema}, which containerd {version} does not read: it does "
+            "not start",
+            f"use containerd {first_reader(schema)} or later, or write that file for an earlier "
+            "version; then restart containerd",
+        )
+
+
 def _merged_badly(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """Drop-ins that some releases of containerd do not merge by table."""
     entry = context.entry
@@ -693,6 +715,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
             reading(
                 _HANDLERS, _mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"
             ),
+            reading(_HANDLERS, _too_new, "kata-runtime-versions-refused"),
             reading(_HANDLERS, _merged_badly, "kata-runtime-drop-in-replaced"),
         ),
     )
