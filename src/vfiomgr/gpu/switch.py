@@ -25,6 +25,7 @@ from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
+from vfiomgr.vgpu.absence import absence
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
@@ -104,6 +105,8 @@ def brought(
             _to_passthrough(course, bind or Bind((request.address,), allow=request.allow))
         case "vgpu":
             _to_vgpu(course)
+            if not course.steps and request.functions != 0:
+                refuse_if_any(_without_vgpus(course))
         case _ as never:
             assert_never(never)
     course.add(Plan("", tuple(_forgotten_marks(course))), course.host)
@@ -146,6 +149,8 @@ def _to_passthrough(course: _SwitchPlan, bind: Bind) -> None:
 
 def _to_vgpu(course: _SwitchPlan) -> None:
     _give_back(course)
+    if course.host.vgpus.has_nvidia_vgpu is False and course.device.driver == _NVIDIA:
+        refuse_if_any(_without_vgpus(course))
     device, known = course.device, course.checkpoint
     wanted, mixed = course.request.functions, course.request.heterogeneous
     if wanted is None:
@@ -172,6 +177,17 @@ def _to_vgpu(course: _SwitchPlan) -> None:
     if mixed is not None and device.driver == _NVIDIA and not (mixed and _shows_sizes(course)):
         change = SetGpuMode(device.address, heterogeneous=mixed)
         course.add(plan.plan_mode(course.host, change), course.host)
+
+
+def _without_vgpus(course: _SwitchPlan) -> Iterator[Diagnostic]:
+    """Refuse a GPU if neither it nor its virtual functions support vGPUs."""
+    device = course.device
+    if device.driver != _NVIDIA and device.virtual_functions:
+        return
+    names = {str(device.address), *map(str, device.virtual_functions)}
+    if course.host.vgpus.parent_names.isdisjoint(names) and not plan.vgpus_on(course.host, device):
+        found = absence(course.host, device)
+        yield blocker("no-vgpus", device, f"{device} {found.cause}", found.remedy)
 
 
 def _shows_sizes(course: _SwitchPlan) -> bool:

@@ -110,6 +110,33 @@ def test_a_gpu_without_virtual_functions_needs_its_driver_alone() -> None:
         switch(bound(plain), "vgpu", functions=4)
 
 
+P40 = replace(GPU, device_id="1b38", sriov_totalvfs=None, sriov_numvfs=None)
+
+
+@pytest.mark.parametrize("devices", [(P40,), (DIVIDED, *VFS), (GPU,)])
+def test_without_the_vgpu_driver_a_gpu_is_not_ready_for_vgpus(
+    devices: tuple[PciDevice, ...],
+) -> None:
+    plain = with_facts(host_of(*devices), has_nvidia_vgpu=False, has_sriov_manage=True)
+    with pytest.raises(Refusal, match="without NVIDIA's vGPU driver") as caught:
+        switch(plain, "vgpu")
+    assert "install the host driver of NVIDIA vGPU" in caught.value.hint
+
+
+@pytest.mark.parametrize("is_present", [True, None])
+def test_only_a_gpu_with_vgpu_types_already_has_this_use(*, is_present: bool | None) -> None:
+    plain = with_facts(host_of(P40), has_nvidia_vgpu=is_present)
+    with pytest.raises(Refusal, match="gets no vGPU types"):
+        switch(plain, "vgpu")
+    parent = VgpuParent(str(GPU.address), "p", "mdev", "nvidia", str(GPU.address), (), (1,))
+    assert switch(with_facts(plain, vgpu_parents=(parent,)), "vgpu").already
+
+
+def test_a_driver_that_is_unknown_is_not_missing() -> None:
+    made = switch(with_facts(host_of(GPU), has_sriov_manage=True), "vgpu")
+    assert run(0, 2) in made.steps
+
+
 def test_other_drivers_make_functions_by_the_kernel() -> None:
     xe = replace(GPU, driver="xe", vendor_id="8086")
     assert kinds(switch(host_of(xe), "vgpu", functions=2)) == [
