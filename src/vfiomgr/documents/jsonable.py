@@ -30,6 +30,14 @@ class Misfit(ValueError):  # noqa: N818 - said of a document
         self.keys = keys
 
 
+def wrong_version(found: object) -> str:
+    """The error for an api_version that this version does not read; None where it is missing."""
+    if found is None:
+        return f"missing key: api_version (must be {API_VERSION!r})"
+    what = f"unsupported api_version {found!r}" if isinstance(found, str) else "wrong api_version"
+    return f"{what}, expected {API_VERSION!r}"
+
+
 def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
     """A value of the model as lists, dictionaries and scalars, in the order of its fields."""
     if isinstance(value, str) or getattr(value, "is_text_in_documents", False):

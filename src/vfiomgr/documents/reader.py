@@ -219,6 +219,9 @@ def _place(node: Any) -> Position:  # noqa: ANN401 - as above
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
+_SAME_INDENTATION = "use the same indentation for all keys of a mapping"
+_KEY_AND_VALUE = expression(r"(?P<before>[ -]*)[^ #'\"][^#]*?:[ ]+[^ #]")
+"""A line with a key and a value that another line may continue."""
 _SYNTAX = (
     ("character '\\t'", "a tab cannot be used for indentation", "indent with spaces"),
     ("undefined alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
@@ -233,11 +236,22 @@ _SYNTAX = (
     (
         "block",
         "the indentation does not match any line above",
-        "use the same indentation for all keys of a mapping",
+        _SAME_INDENTATION,
     ),
     ("second occurrence", "an anchor is defined twice", "give each anchor a name of its own"),
 )
 """Messages of the YAML reader, what they mean here, and the remedy."""
+
+
+def _is_too_deep(text: str, line: int) -> bool:
+    """Whether a line (from 0) has its first `:`, and a key with a value above it is less deep.
+
+    The YAML reader takes such a key for the second line of that value.
+    """
+    lines = text.splitlines()
+    above = _KEY_AND_VALUE.match(next(filter(str.strip, reversed(lines[:line])), ""))
+    key, _, _ = lines[line].partition(":")
+    return above is not None and len(key) - len(key.lstrip(" -")) > len(above["before"])
 
 
 def _syntax_flaw(error: Exception, text: str) -> Diagnostic:
@@ -258,6 +272,9 @@ def _syntax_flaw(error: Exception, text: str) -> Diagnostic:
     said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
     mark = getattr(error, "problem_mark", None)
     place = Position() if mark is None else Position(mark.line + 1, mark.column + 1)
+    if "mapping values" in said and mark is not None and _is_too_deep(text, mark.line):
+        what = "the line is indented deeper than the key above, which already has a value"
+        return flaw("unreadable", place, "", what, _SAME_INDENTATION)
     for part, what, remedy in _SYNTAX:
         if part in said:
             return flaw("unreadable", place, "", what, remedy)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, wrong_version
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.engine.plan import Request, Step
 from vfiomgr.errors import InvalidDocument
@@ -111,10 +111,7 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
 
     """
     if document.get("api_version") != API_VERSION:
-        message = (
-            f"{source}: unsupported api_version {document.get('api_version')!r}, expected "
-            f"{API_VERSION!r}"
-        )
+        message = f"{source}: {wrong_version(document.get('api_version'))}"
         raise InvalidDocument(message, _REMEDY)
     told = document.get("steps")
     steps = [_inert(step) for step in told] if isinstance(told, list) else told

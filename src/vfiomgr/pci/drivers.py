@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable, wrong_version
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
@@ -307,8 +307,7 @@ def _parse(text: str) -> OriginalState:
 
     document = parse_json(text)
     if document["api_version"] != API_VERSION:
-        message = f"unsupported api_version {document['api_version']!r}"
-        raise ValueError(message)
+        raise ValueError(wrong_version(document["api_version"]))
     device, state = document["device"], document["state"]
     texts = (*device.values(), document["driver_module"], document["boot_id"])
     if not all(isinstance(text, str | None) for text in texts) or not all(

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import documents
-from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.jsonable import (
+    API_VERSION,
+    Misfit,
+    from_jsonable,
+    to_jsonable,
+    wrong_version,
+)
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
@@ -109,7 +115,7 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
         raise InvalidDocument(message, REMEDY)
     version = document.pop("api_version", None)
     if version != API_VERSION:
-        message = f"{source}: unsupported api_version {version!r}, expected {API_VERSION!r}"
+        message = f"{source}: {wrong_version(version)}"
         raise InvalidDocument(message, _NEWER)
     return _validated(document, text, source)
 

@@ -101,6 +101,21 @@ BAD = (
         by_schema=False,
     ),
     Bad(
+        "a line that is indented too deep",
+        "version: vfiomgr/v1\n layouts:\n",
+        (
+            "2:9: the line is indented deeper than the key above, which already has a value; use "
+            "the same indentation for all keys of a mapping"
+        ),
+        by_schema=False,
+    ),
+    Bad(
+        "a colon too many in a line that is indented as it should be",
+        rules("select: all\n        state: host: vm"),
+        "6:20: a second `:` in one value; put the text into quotes",
+        by_schema=False,
+    ),
+    Bad(
         "an open quote",
         'version: "vfiomgr/v1\n',
         "2:1: a quote is not closed; close it with the same quote",

@@ -131,6 +131,7 @@ def test_a_plan_that_cannot_be_written_is_told(run: Run, file: str, tmp_path: Pa
     ("change", "why"),
     [
         ({"api_version": "vfiomgr/v9"}, "unsupported api_version 'vfiomgr/v9'"),
+        ({"api_version": None}, "missing key: api_version"),
         ({"steps": [{"kind": "nonsense"}]}, "not a plan of this version"),
         ({"request": None}, "not a plan of this version"),
     ],
