@@ -13,6 +13,7 @@ from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Claimed, Container
 from tests.unit.node.dra.test_driver_vgpus import node
+from tests.unit.node.test_on_demand import LAYOUT
 from vfiomgr.node.dra import driver
 from vfiomgr.node.dra.binding import DIRECTORY
 from vfiomgr.node.dra.model import DRIVER
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 CARD, DEVICE = "0000:01:00.0", "pci-0000-01-00-0"
 UUID = "GPU-5b1f5d1e-0a5c-4f43-9c3e-8c8f1a2b3c4d"
-LAYOUT = """\
-version: vfiomgr/v1
-layouts:
-  mixed:
-    devices:
-      - select: {address: "0000:01:00.0"}
-        state: on-demand
-"""
 
 
 @pytest.fixture
