@@ -454,22 +454,34 @@ class _Entry(Value):
 
 
 def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report `ids=` entries that match several devices or the console's display."""
+    """Report `ids=` entries that match several devices, the console's display or a used disk."""
     for entry in _entries(host, facts):
-        trouble = _trouble(entry.meant)
+        disks = _disks_on(host, entry.meant)
+        trouble = _trouble(entry.meant) or next(iter(disks), None)
         if trouble is not None:
             is_console = any(d.is_boot_display for d in entry.meant)
             yield finding(
                 "vfio-pci-ids",
                 "warning",
                 f"vfio-pci.ids={entry.text} matches {trouble}",
-                (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
+                (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant), *disks),
                 "vfio-pci binds those without a driver when it loads"
-                + (": the console stops there" if is_console else ""),
+                + (": the console stops there" if is_console else "")
+                + (": loaded before the driver of the disk, it takes the disk" if disks else ""),
                 f"remove the PCI IDs{_edited(host, entry.source)}; then bind by address: vfiomgr "
                 "bind ADDRESS",
                 "make another display the primary one in the firmware setup" if is_console else "",
             )
+
+
+def _disks_on(host: HostSnapshot, meant: Sequence[PciDevice]) -> tuple[str, ...]:
+    """The disks that the host uses, each with its function."""
+    addresses = {device.address for device in meant}
+    return tuple(
+        f"{use.address} with a disk that the host uses: {use.what}"
+        for use in host.users.host_uses or ()
+        if use.kind == "mounted-disk" and use.address in addresses
+    )
 
 
 def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

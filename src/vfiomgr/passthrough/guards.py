@@ -40,7 +40,7 @@ IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
 UNKNOWN = "users-unknown"
 CHIPSET = "chipset-function"
-KEYBOARD = "host-keyboard"
+SEAT = ("host-keyboard", "host-mouse")
 """Rule identifiers that other modules use."""
 GIM = "gim"
 """AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
@@ -363,11 +363,41 @@ def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[D
 
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse disks, interfaces and keyboards of the host, and GPUs in persistence mode."""
+    """Refuse disks, interfaces and the seat of the host, and GPUs in persistence mode."""
     yield from unknown_users(host, device, "disks", "network", PERSISTENCE_MODE)
+    for use in _uses_of(host, device):
+        yield _use_diagnostic(device, use)
+
+
+def _uses_of(host: HostSnapshot, device: PciDevice) -> Iterator[HostUse]:
+    """The uses of a function; a watchdog of the chipset is nothing that one could allow to take."""
     for use in host.users.host_uses or ():
-        if use.address == device.address:
-            yield _use_diagnostic(device, use)
+        is_fixed = use.kind in _SERVING and stays_with_host(device)
+        if use.address == device.address and not is_fixed:
+            yield use
+
+
+_USB = "connect a {} to another controller, or assign USB devices instead of the controller"
+_SERVING = {
+    "keyboard": ("host-keyboard", "has the host's keyboard", _USB.format("keyboard")),
+    "mouse": ("host-mouse", "has the host's mouse", _USB.format("mouse")),
+    "watchdog": (
+        "host-watchdog",
+        "has a watchdog of the host",
+        "stop what keeps the watchdog running (RuntimeWatchdogSec= of systemd, or a daemon)",
+    ),
+    "tpm": (
+        "host-tpm",
+        "serves the host's TPM",
+        "select a separate TPM in the firmware setup, if the mainboard has one",
+    ),
+    "console": (
+        "host-console",
+        "has a console of the host",
+        "name another port in console= on the kernel command line, and reboot",
+    ),
+}
+"""What serves the seat or the host: the rule, what the function is, and what changes that."""
 
 
 def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
@@ -414,13 +444,13 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
                 allow("in-use"),
                 override="in-use",
             )
-        case "keyboard":
+        case kind:
+            rule, said, remedy = _SERVING[kind]
             return blocker(
-                KEYBOARD,
+                rule,
                 device,
-                f"{device} has the host's keyboard: {use.what}",
-                "connect a keyboard to another controller, or assign USB devices instead of the "
-                "controller",
+                f"{device} {said}: {use.what}",
+                remedy,
                 LEAVE_IT_OUT,
                 allow("in-use"),
                 override="in-use",
@@ -583,8 +613,8 @@ def kept_initialised(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnost
 
 def _uses_but(host: HostSnapshot, device: PciDevice, *, kept: bool) -> Iterator[Diagnostic]:
     """Return the diagnostics for persistence mode (`kept`), or for all other uses."""
-    for use in host.users.host_uses or ():
-        if use.address == device.address and (use.kind == "persistence-mode") is kept:
+    for use in _uses_of(host, device):
+        if (use.kind == "persistence-mode") is kept:
             yield _use_diagnostic(device, use)
 
 
@@ -669,7 +699,8 @@ def _staying(device: PciDevice, reason: str) -> str:
 def _kept(host: HostSnapshot, device: PciDevice, request: Bind) -> Iterator[str]:
     """Why --with-group would be refused for a member, apart from processes that can end."""
     for found in _all(TAKING, host, (device,)):
-        ends = found.override == "in-use" and found.rule != IN_NETWORK
+        lasts = found.rule == IN_NETWORK or found.rule.startswith("host-")
+        ends = found.override == "in-use" and not lasts
         is_its_own = found.summary.startswith(f"{device} ")
         if is_its_own and not ends and found.override not in request.allow:
             yield found.summary.removeprefix(f"{device} ")

@@ -64,7 +64,17 @@ class HostUse(Value):
     """A use of the function by the host itself, which would break without it."""
 
     address: PciAddress
-    kind: Literal["mounted-disk", "default-route", "network", "persistence-mode", "keyboard"]
+    kind: Literal[
+        "mounted-disk",
+        "default-route",
+        "network",
+        "persistence-mode",
+        "keyboard",
+        "mouse",
+        "watchdog",
+        "tpm",
+        "console",
+    ]
     what: str
     lift: str = ""
     """The command that ends this use; empty if unknown."""

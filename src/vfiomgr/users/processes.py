@@ -81,8 +81,9 @@ _WATCHED = (
 )
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
-_CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
-"""Classes whose nodes depend on functions in several ways: partitions, LVM, RAID."""
+_CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg", "ptp")
+"""Classes whose nodes depend on functions in several ways: partitions, LVM, RAID; and the clocks of
+network adapters, which time daemons have open."""
 _PLACES = {"bsg": "/dev/bsg/"}
 """The place of udev's nodes of a class, if not /dev itself (bsg_devnode in block/bsg.c)."""
 _NODES = "/dev/"

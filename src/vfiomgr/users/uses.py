@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
-from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import pci_device
+from vfiomgr.paths import PCI_DRIVERS, HostPath
+from vfiomgr.pci.model import PciAddress, is_address, pci_device
 from vfiomgr.units import counted
 from vfiomgr.users.disks import (
     NETWORK,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import Report
 
     Rows = list[list[str]]
@@ -326,25 +326,65 @@ def _default_interfaces(ipv4: Rows, ipv6: Rows) -> set[str]:
     }
 
 
-_KEYBOARDS = HostPath("/proc/bus/input/devices")
-_IS_KEYBOARD = expression(r"^H: Handlers=(?:.* )?(?:sysrq|leds)\b", re.MULTILINE)
-"""The kernel's handlers of keyboards, which buttons for power do not have."""
+_INPUTS = HostPath("/proc/bus/input/devices")
+_SEAT: dict[Literal["keyboard", "mouse"], re.Pattern[str]] = {
+    "keyboard": expression(r"^H: Handlers=(?:.* )?(?:sysrq|leds)\b", re.MULTILINE),
+    "mouse": expression(r"^H: Handlers=(?:.* )?mouse\d", re.MULTILINE),
+}
+"""The kernel's handlers of each; buttons for power have no handler of keyboards."""
 _NAMED = expression(r'^N: Name="(.*)"$', re.MULTILINE)
 _PLACED = expression(r"^S: Sysfs=(\S+)$", re.MULTILINE)
+_OF_PROGRAMS = "/devices/virtual/input/"
+"""Inputs that programs make (drivers/input/misc/uinput.c)."""
+_CLASSES = HostPath("/sys/class")
+_FIRMWARE_TPM, _MANAGEMENT_ENGINE = "tpm_crb", "mei_me"
+"""The driver of TPMs that are part of a firmware, and that of the engine with Intel's TPM."""
+_CONSOLE = expression(r"(?<!\S)console=(\w+)")
 
 
-def read_keyboard_uses(tree: HostTree) -> Iterator[HostUse]:
-    """The controller of the host's keyboards, if the host has no other one."""
-    text = tree.read_text(_KEYBOARDS) or ""
-    found: dict[tuple[PciAddress, ...], str] = {}
-    for block in text.split("\n\n"):
-        name, place = _NAMED.search(block), _PLACED.search(block)
-        if _IS_KEYBOARD.search(block) and name and place:
-            found.setdefault(tuple(functions_on(place[1])), name[1])
-    if len(found) == 1:
-        ((functions, keyboard),) = found.items()
-        for address in functions[-1:]:
-            yield HostUse(address, "keyboard", f"{keyboard}, the only keyboard")
+def _read_seat(tree: HostTree) -> Iterator[HostUse]:
+    """The controllers of the host's keyboards and mice, if the host has no other one."""
+    blocks = (tree.read_text(_INPUTS) or "").split("\n\n")
+    for kind, handlers in _SEAT.items():
+        found: dict[tuple[PciAddress, ...], str] = {}
+        for block in filter(handlers.search, blocks):
+            name, place = _NAMED.search(block), _PLACED.search(block)
+            if name and place and not place[1].startswith(_OF_PROGRAMS):
+                found.setdefault(tuple(functions_on(place[1])), name[1])
+        if len(found) == 1:
+            ((functions, text),) = found.items()
+            for address in functions[-1:]:
+                yield HostUse(address, kind, f"{text}, the only {kind}")
+
+
+def _read_services(tree: HostTree) -> Iterator[HostUse]:
+    """The functions with a watchdog that is not known to be idle, a TPM, or a serial console."""
+    for name in tree.children(_CLASSES / "watchdog"):
+        if tree.read(_CLASSES / "watchdog" / name / "state") != "inactive":
+            yield from _owned(tree, "watchdog", _CLASSES / "watchdog" / name)
+    for name in tree.children(_CLASSES / "tpm"):
+        yield from _owned(tree, "tpm", _CLASSES / "tpm" / name)
+        if tree.link_name(_CLASSES / "tpm" / name / "device/driver") == _FIRMWARE_TPM:
+            for engine in filter(is_address, tree.children(PCI_DRIVERS / _MANAGEMENT_ENGINE)):
+                yield HostUse(PciAddress.parse(engine), "tpm", f"{name} of the firmware")
+    active = tree.read(_CLASSES / "tty/console/active")
+    written = _CONSOLE.findall(tree.read(PROC / "cmdline") or "")
+    for name in dict.fromkeys(written if active is None else active.split()):
+        yield from _owned(tree, "console", _CLASSES / "tty" / name)
+
+
+def _read_others(tree: HostTree) -> Iterator[HostUse]:
+    yield from _read_seat(tree)
+    yield from _read_services(tree)
+
+
+def _owned(
+    tree: HostTree, kind: Literal["watchdog", "tpm", "console"], place: HostPath
+) -> Iterator[HostUse]:
+    """The function that a device of a class is below; those of the platform have none."""
+    functions = tuple(functions_on(tree.resolve(place / "device") or ""))
+    for address in functions[-1:]:
+        yield HostUse(address, kind, place.name)
 
 
 def read_host_uses(tree: HostTree, report: Report = warn) -> tuple[HostUse, ...] | None:
@@ -352,7 +392,7 @@ def read_host_uses(tree: HostTree, report: Report = warn) -> tuple[HostUse, ...]
     if not tree.children(PROC):
         return None
     disks = read_disk_uses(tree, report, everywhere=False)
-    return (*disks, *read_network_uses(tree, report=report), *read_keyboard_uses(tree))
+    return (*disks, *read_network_uses(tree, report=report), *_read_others(tree))
 
 
 def read_all_uses(
@@ -373,7 +413,7 @@ def read_all_uses(
     known = frozenset(use.address for use in disks)
     claims = read_claims(tree, known, report) if with_claims else ()
     networks = read_network_uses(tree, devices, report)
-    return (*disks, *claims, *networks, *read_keyboard_uses(tree))
+    return (*disks, *claims, *networks, *_read_others(tree))
 
 
 def with_present_uses(users: UserFacts, tree: HostTree, devices: Sequence[PciDevice]) -> UserFacts:

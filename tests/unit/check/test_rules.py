@@ -21,7 +21,7 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.passthrough.readiness_hints import bind_remedy, diagnostics_to_bind
 from vfiomgr.pci.model import IN_ITS_MEMORY, Bar, PciAddress
 from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule, rule_file
-from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
@@ -854,6 +854,20 @@ def test_identifiers_that_mean_the_console() -> None:
     finding = found(host(console, audio, readiness=options("10de:25b6")), "vfio-pci-ids")
     assert finding is not None
     assert "the console's display" in finding.summary
+
+
+def test_identifiers_that_mean_a_disk_of_the_host() -> None:
+    use = HostUse(device().address, "mounted-disk", "/dev/nvme0n1p2 on /")
+    lists, others = options("10de:25b6"), options("10de:2684")
+    finding = found(host(device(), readiness=lists, host_uses=(use,)), "vfio-pci-ids")
+    assert finding is not None
+    assert finding.summary.endswith("with a disk that the host uses: /dev/nvme0n1p2 on /")
+    finding = found(host(device(), TWIN, readiness=lists, host_uses=(use,)), "vfio-pci-ids")
+    assert finding is not None
+    assert any("/dev/nvme0n1p2 on /" in line for line in finding.evidence)
+    assert severity(host(device(), readiness=others, host_uses=(use,)), "vfio-pci-ids") is None
+    other = replace(use, kind="network")
+    assert severity(host(device(), readiness=lists, host_uses=(other,)), "vfio-pci-ids") is None
 
 
 def test_twins_are_told_the_console_among_them_but_not_virtual_functions() -> None:

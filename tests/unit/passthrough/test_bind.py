@@ -183,6 +183,28 @@ def test_the_controller_of_the_only_keyboard_goes_by_consent() -> None:
     assert bind(host, str(NIC.address), allow=frozenset({"in-use"}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "what", "said"),
+    [
+        ("mouse", "Mouse, the only mouse", "has the host's mouse: Mouse, the only mouse"),
+        ("watchdog", "watchdog0", "has a watchdog of the host: watchdog0"),
+        ("tpm", "tpm0", "serves the host's TPM: tpm0"),
+        ("console", "ttyS4", "has a console of the host: ttyS4"),
+    ],
+)
+def test_what_serves_the_host_goes_by_consent(kind: Any, what: str, said: str) -> None:
+    use = HostUse(NIC.address, kind, what)
+    host = with_facts(host_of(NIC), host_uses=(use,))
+    refused = refusal(host, str(NIC.address))
+    assert f"{NIC} {said}" in refused.message
+    assert "--allow in-use" in refused.hint
+    assert bind(host, str(NIC.address), allow=frozenset({"in-use"}))
+    elsewhere = HostUse(PciAddress.parse("0000:77:00.0"), kind, what)
+    assert bind(with_facts(host_of(NIC), host_uses=(elsewhere,)), str(NIC.address))
+    shared = with_facts(host_of(GPU, SHARING, JOINING), host_uses=(use,))
+    assert "--with-group" not in refusal(shared, "0000:04:00.0").hint
+
+
 def test_the_group_is_offered_with_members_in_use_by_processes_or_by_consent() -> None:
     user = DeviceUser("/dev/dri/card1", 812, "gnome-shell")
     drawn = replace(SHARING, nodes=("/dev/dri/card1",))

@@ -466,6 +466,26 @@ def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
     assert user.node == "/dev/ng0n1"
 
 
+def test_a_daemon_with_the_clock_of_a_network_adapter_uses_it(tmp_path: Path) -> None:
+    clock = "sys/devices/pci0000:00/0000:06:00.0/ptp/ptp0"
+    own = "sys/devices/virtual/ptp/ptp1"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {clock}/dev: 248:0
+        sys/class/ptp/ptp0 -> ../../../{clock}
+        {own}/dev: 248:1
+        sys/class/ptp/ptp1 -> ../../../{own}
+        proc/77/comm: chronyd
+        proc/77/fd/6 -> /dev/ptp0
+        proc/78/comm: phc2sys
+        proc/78/fd/6 -> /dev/ptp1
+        """,
+    )
+    (user,) = read_users(tree) or ()
+    assert (user.command, user.functions) == ("chronyd", (PciAddress.parse("0000:06:00.0"),))
+
+
 def test_a_process_with_a_file_that_never_answers_may_use_any_device_with_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,3 +324,86 @@ def test_the_only_keyboard_is_a_use_of_its_controller(
     uses = [use for use in read_host_uses(tree) or () if use.kind == "keyboard"]
     assert [str(use.address) for use in uses] == users
     assert all(use.what == "Board, the only keyboard" for use in uses)
+
+
+POINTS = 'N: Name="Mouse"\nS: Sysfs={}\nH: Handlers=mouse0 event5\n'
+OF_A_PROGRAM = POINTS.format("/devices/virtual/input/input9")
+BLUETOOTH = "/devices/virtual/misc/uhid/0005:046D:B023.0004/input/input8"
+
+
+@pytest.mark.parametrize(
+    ("places", "users"),
+    [
+        ((USB,), ["0000:00:14.0"]),
+        ((USB, PS2), []),
+        ((USB, BLUETOOTH), []),
+        ((USB, USB.replace("0000:00:14.0", "0000:05:00.3")), []),
+        ((PS2,), []),
+        ((), []),
+    ],
+)
+def test_the_only_mouse_is_a_use_of_its_controller(
+    tmp_path: Path, places: tuple[str, ...], users: list[str]
+) -> None:
+    tree = tree_of(tmp_path, "proc/mounts: tmpfs /run tmpfs rw 0 0\n")
+    (tmp_path / "proc/bus/input").mkdir(parents=True)
+    both = (KEYS.format(USB), KEYS.format(PS2), OF_A_PROGRAM)
+    listed = "\n".join((BUTTON, *both, *(POINTS.format(place) for place in places)))
+    (tmp_path / "proc/bus/input/devices").write_text(listed)
+    uses = read_host_uses(tree) or ()
+    assert [(str(use.address), use.kind, use.what) for use in uses] == [
+        (user, "mouse", "Mouse, the only mouse") for user in users
+    ]
+
+
+FUNCTION = "sys/devices/pci0000:00/0000:00:1c.0/0000:05:00.0"
+SERVED = "0000:05:00.0"
+MEI = "0000:00:16.0"
+
+
+def _link(kind: str, place: str) -> str:
+    """A device of a class, below the device of `place`."""
+    name = place.rpartition("/")[2]
+    return f"sys/class/{kind}/{name} -> ../../../{place}\n{place}/device -> ../..\n"
+
+
+TTY = _link("tty", f"{FUNCTION}/tty/ttyS4")
+CONSOLE_IS = "proc/cmdline: root=/dev/sda1 console=tty0 console=ttyS4,115200n8\n"
+WATCHDOG = _link("watchdog", f"{FUNCTION}/iTCO_wdt/watchdog/watchdog0")
+TPM = "sys/devices/platform/MSFT0101:00"
+OF_PLATFORM = (
+    f"{_link('tpm', f'{TPM}/tpm/tpm0')}sys/bus/pci/drivers/mei_me/{MEI} -> ../../../../devices/x\n"
+    f"sys/bus/pci/drivers/mei_me/bind: 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "uses"),
+    [
+        (TTY + CONSOLE_IS, [(SERVED, "console", "ttyS4")]),
+        (TTY + "sys/class/tty/console/active: tty0 ttyS4\n", [(SERVED, "console", "ttyS4")]),
+        (TTY + CONSOLE_IS + "sys/class/tty/console/active: tty0\n", []),
+        (TTY + "proc/cmdline: quiet netconsole=ttyS4 console=ttyS0\n", []),
+        (TTY, []),
+        (WATCHDOG, [(SERVED, "watchdog", "watchdog0")]),
+        (
+            WATCHDOG + f"{FUNCTION}/iTCO_wdt/watchdog/watchdog0/state: active\n",
+            [(SERVED, "watchdog", "watchdog0")],
+        ),
+        (WATCHDOG + f"{FUNCTION}/iTCO_wdt/watchdog/watchdog0/state: inactive\n", []),
+        (_link("watchdog", "sys/devices/platform/sp5100-tco/watchdog/watchdog0"), []),
+        (_link("tpm", f"{FUNCTION}/tpm/tpm0"), [(SERVED, "tpm", "tpm0")]),
+        (
+            OF_PLATFORM + f"{TPM}/driver -> ../../../bus/platform/drivers/tpm_crb\n",
+            [(MEI, "tpm", "tpm0 of the firmware")],
+        ),
+        (OF_PLATFORM + f"{TPM}/driver -> ../../../bus/platform/drivers/tpm_tis\n", []),
+        (OF_PLATFORM, []),
+    ],
+)
+def test_what_serves_the_host_is_a_use_of_its_function(
+    tmp_path: Path, files: str, uses: list[tuple[str, str, str]]
+) -> None:
+    tree = tree_of(tmp_path, f"proc/mounts: tmpfs /run tmpfs rw 0 0\n{files}")
+    found = read_host_uses(tree) or ()
+    assert [(str(use.address), use.kind, use.what) for use in found] == uses

@@ -124,7 +124,7 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
         # one device may be the same obstacle in two ways
         found = [one for look in _LOOKS for one in look(context.host, taken.device)]
         for diagnostic in {one.summary: one for one in found}.values():
-            if diagnostic.rule == guards.KEYBOARD:
+            if diagnostic.rule in guards.SEAT:
                 continue  # a guest that gets the only keyboard is usual where it has the screen too
             rule, severity, why = _HOW_BAD[diagnostic.override]
             why = _BY_RULE.get(diagnostic.rule, why)
