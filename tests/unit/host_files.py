@@ -40,7 +40,7 @@ def put_topology(root: Path, topology: HostTopology) -> None:
         directory, name = f"node/node{node.number}", f"Node {node.number}"
         files[f"{directory}/cpulist"] = format_cpulist(node.cpus)
         files[f"{directory}/meminfo"] = (
-            f"{name} MemTotal: {node.memory_bytes >> 10:>14} kB\n"
+            f"{name} MemTotal: {(node.memory_bytes or 0) >> 10:>14} kB\n"
             f"{name} MemFree:  {node.free_bytes >> 10:>14} kB"
         )
         files[f"{directory}/distance"] = " ".join(map(str, node.distances))

@@ -116,7 +116,7 @@ def _has_cpus(node: NumaNode) -> bool:
 
 
 def _has_memory(node: NumaNode) -> bool:
-    return node.memory_bytes > 0
+    return bool(node.memory_bytes)
 
 
 def _nearest(
@@ -263,7 +263,9 @@ def _why_nodes(
         at = [unit.name for unit in units if unit.numa_node == node.number]
         told = f"{', '.join(at)} at" if at else "nearest with CPUs or memory is"
         free = size(_free(node, request.hugepage_bytes))
-        text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
+        known = node.memory_bytes is not None
+        memory = f"{free} free of {size(node.memory_bytes or 0)}" if known else "memory unknown"
+        text = f"{told} NUMA node {node.number}: {memory}"
         yield Reason(f"cell {number}", f"{text}, CPUs {format_cpulist(node.cpus) or 'none'}")
         yield Reason("nodes", text)
 

@@ -105,7 +105,7 @@ def sizing_of(
         default_maxmemory_mib=0 if settings is None else settings.default_maxmemory_mib,
         has_host_address_bits=settings is not None and HOST_BITS in settings.cpu_features,
         host_address_bits=host.kernel.cpu_address_bits,
-        host_memory_mib=sum(node.memory_bytes for node in nodes) // MIB or None,
+        host_memory_mib=sum(node.memory_bytes or 0 for node in nodes) // MIB or None,
         is_amd=host.kernel.cpu_vendor == "AuthenticAMD",
     )
 

@@ -30,7 +30,8 @@ class NumaNode(Value):
     number: int
     cpus: tuple[int, ...]
     """The online CPUs."""
-    memory_bytes: int
+    memory_bytes: int | None
+    """None if unknown, e.g. in a recording without meminfo."""
     free_bytes: int
     """Free memory, including reclaimable page cache."""
     hugepages: tuple[HugepagePool, ...] = ()
@@ -98,7 +99,7 @@ def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:
     return NumaNode(
         number=number,
         cpus=tuple(cpu for cpu in cpus if not online or cpu in online),
-        memory_bytes=int(memory.get("MemTotal", 0)) * _KIB,
+        memory_bytes=int(memory["MemTotal"]) * _KIB if "MemTotal" in memory else None,
         free_bytes=sum(int(memory.get(name, 0)) for name in _GIVEN_UP) * _KIB,
         hugepages=_read_pools(tree, directory / "hugepages"),
         distances=tuple(map(int, filter(str.isdecimal, distances.split()))),

@@ -48,6 +48,13 @@ def test_what_the_page_cache_gives_up_is_free(tmp_path: Path) -> None:
     assert (node.memory_bytes, node.free_bytes) == (100 << 10, 16 << 10)
 
 
+def test_memory_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    put_topology(tmp_path, HostTopology(NODES[:1]))
+    (tmp_path / "sys/devices/system/node/node0/meminfo").unlink()
+    (node,) = read_topology(HostTree(tmp_path)).nodes
+    assert node.memory_bytes is None
+
+
 def test_a_cpu_that_is_offline_is_none_to_pin_to(tmp_path: Path) -> None:
     put_topology(tmp_path, HostTopology(NODES))
     (tmp_path / "sys/devices/system/cpu/online").write_text("0-1,4\n")

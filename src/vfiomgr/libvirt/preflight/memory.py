@@ -196,7 +196,10 @@ def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
     memory, nodes = context.domain.memory, _nodes(context)
     if memory.has_hugepages or not nodes or not context.takes_functions:
         return
-    total, free = sum(n.memory_bytes for n in nodes), sum(n.free_bytes for n in nodes)
+    known = [n.memory_bytes for n in nodes if n.memory_bytes is not None]
+    if len(known) < len(nodes):
+        return
+    total, free = sum(known), sum(n.free_bytes for n in nodes)
     is_fatal = memory.total_bytes >= total
     if not is_fatal and (memory.total_bytes <= free or _runs(context)):
         return
@@ -209,7 +212,10 @@ def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
         f"{shown_size(total if is_fatal else free)}{'' if is_fatal else ' free now'}",
         (
             context.cite_memory(),
-            *(f"{_NODES}/node{n.number}/meminfo: {shown_size(n.memory_bytes)}" for n in nodes),
+            *(
+                f"{_NODES}/node{n.number}/meminfo: {shown_size(size)}"
+                for n, size in zip(nodes, known, strict=True)
+            ),
         ),
         "with a host device all guest memory is allocated and locked at the start"
         + ("" if is_fatal else ", and the kernel must first free its cache"),

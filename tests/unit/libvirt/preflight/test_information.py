@@ -230,6 +230,15 @@ def test_a_running_domain_has_its_memory_and_huge_pages_already() -> None:
     assert good.found(running, "memory-too-little") is None
 
 
+def test_memory_of_nodes_that_is_unknown_is_not_too_little() -> None:
+    first, second = good.NODES.nodes
+    silent = replace(good.NODES, nodes=(replace(first, memory_bytes=None, free_bytes=0), second))
+    for memory, number in (("64", "0"), ("128", "0-1")):
+        text = xml(memory=memory, before=NUMA.replace("'0'", f"'{number}'"))
+        assert good.found(judge(text), "memory-too-little") is not None
+        assert good.found(judge(text, host(topology=silent)), "memory-too-little") is None
+
+
 def test_huge_pages_without_a_size_are_of_the_default_size() -> None:
     text = xml(before=f"<memoryBacking><hugepages/></memoryBacking>{NUMA}", memory="12")
     known_size = host(topology=replace(good.NODES, default_page_bytes=1 << 21))
