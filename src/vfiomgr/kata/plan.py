@@ -20,6 +20,7 @@ from vfiomgr.kata.model import (
     RuntimeName,
     has_annotation,
 )
+from vfiomgr.kata.passed import dropped_by_all, takes_one_function
 from vfiomgr.pci.memory import DEFAULT_WINDOW, TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -280,8 +281,10 @@ class _Planner:
         self.name = self._hypervisor_name()
         self.machine = self._machine(host)
         self.gpus = sum(each.is_graphics_or_accelerator for each in request.functions)
+        self.lost = dropped_by_all(request.release, request.functions)
+        self.functions = tuple(each for each in request.functions if each not in self.lost)
         self.sizing = sizing_of(
-            host, request.release.runtime, request.hypervisor, request.functions, base
+            host, request.release.runtime, request.hypervisor, self.functions, base
         )
         self.memory = self._memory()
         if self.memory is not None:
@@ -400,7 +403,7 @@ class _Planner:
             self._write("hypervisor", f"{own}_plug_vfio", port)
         if not self.is_qemu:
             return
-        addresses = ", ".join(str(function.address) for function in self.request.functions)
+        addresses = ", ".join(str(function.address) for function in self.functions)
         comment = addresses or "no device uses it yet"
         self._write("hypervisor", "pcie_root_port", self._root_ports(), comment)
         if self.is_rs and self.base is not None and self.base.switch_ports:
@@ -408,7 +411,7 @@ class _Planner:
 
     def _root_ports(self) -> int:
         """One per function; configured ports stay, up to Kata's maximum."""
-        needed = max(len(self.request.functions), 1)
+        needed = max(len(self.functions), 1)
         configured = 0 if self.base is None else self.base.root_ports
         if self.base is None or not needed < configured <= MAX_PORTS:
             return needed
@@ -564,6 +567,15 @@ class _Planner:
 
     def _tell_of_nodes(self) -> None:
         """Note which device node of a function the runtime accepts from CDI."""
+        if self.lost:
+            names = ", ".join(str(function.address) for function in self.lost)
+            self.notes.append(f"{self.release} does not pass {names} to the guest (by its class)")
+        groups = [each.iommu_group for each in self.functions if each.iommu_group is not None]
+        if takes_one_function(self.release) and len(groups) > len(set(groups)):
+            self.notes.append(
+                f"{self.release} fails with two functions of one IOMMU group (duplicate id): use "
+                "Kata 4.0 or later, or a device that is alone in its group"
+            )
         is_confidential = self.base is not None and self.base.is_confidential
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:
             message = (

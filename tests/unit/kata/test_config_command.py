@@ -81,6 +81,25 @@ def test_each_release_and_runtime_has_its_keys(
     assert check_keys(document(answer), release, is_drop_in=True) == ()
 
 
+@pytest.mark.parametrize(
+    ("version", "runtime", "ports", "words"),
+    [
+        ("3.31", "rs", 2, "fails with two functions of one IOMMU group (duplicate id)"),
+        ("4.0", "rs", 1, "does not pass 0000:02:00.1 to the guest"),
+        ("4.1", "rs", 2, ""),
+        ("4.0", "go", 2, ""),
+    ],
+)
+def test_only_functions_that_reach_the_guest_have_ports(
+    run: Run, version: str, runtime: RuntimeName, ports: int, words: str
+) -> None:
+    options = ("--kata-version", version, "--kata-runtime", TYPED[runtime])
+    answer = run("kata", "config", "02:00.0", *options)
+    assert document(answer)["hypervisor"]["qemu"]["pcie_root_port"] == ports
+    assert words in answer.stderr
+    assert words or not any(said in answer.stderr for said in ("does not pass", "duplicate id"))
+
+
 @pytest.mark.parametrize(("version", "runtime"), [("4.1", "go"), ("3.31", "rs"), ("4.1", "rs")])
 def test_cloud_hypervisor_has_its_own(
     run: Run, matches: Matches, version: str, runtime: RuntimeName

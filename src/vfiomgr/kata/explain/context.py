@@ -349,6 +349,13 @@ class KubeletDevice(Value):
     nodes: tuple[str, ...]
     functions: tuple[PciDevice, ...]
     breaks: tuple[tuple[StepName, Diagnostic], ...]
+    dropped: tuple[PciDevice, ...] = ()
+    """Functions of its groups that the release does not pass to the guest."""
+
+    @property
+    def passed(self) -> tuple[PciDevice, ...]:
+        """The functions that reach the guest, each behind its own port."""
+        return tuple(each for each in self.functions if each not in self.dropped)
 
     @property
     def groups(self) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.kata.explain.context import KubeletDevice, chain_break, judged
 from vfiomgr.kata.explain.mediated import ISSUE, instead_of, why_not
 from vfiomgr.kata.model import CDEVS_SINCE
+from vfiomgr.kata.passed import dropped, takes_group, takes_one_function
 from vfiomgr.listing import listed
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +31,8 @@ _OF_DEVICES = frozenset({"not-plugged"})
 """Rules of `check cdi` about single devices that no other link reports.
 
 They come from the sources of runtime-rs, without a test, so they only may break the chain."""
+_PASSES_MOST = Version(4, 1)
+"""From this release on only bridges, and audio functions in runtime-rs, are dropped."""
 _NAMED = 8
 """How many names a remedy lists."""
 _LOOKED_UP = ("kubelet", "annotations", "unknown")
@@ -244,6 +248,7 @@ def _candidate(
     context: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
 ) -> KubeletDevice:
     functions: dict[PciDevice, None] = {}
+    lost: dict[PciDevice, None] = {}
     breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
         full, remedy = f"{kind}={name}", generating(kind, name)
@@ -252,14 +257,16 @@ def _candidate(
     for node in nodes:
         members, problems = _behind(context, node)
         functions |= dict.fromkeys(members)
+        lost |= dict.fromkeys(dropped(context.release, members, node))
         breaks += [("node", problem) for problem in problems]
+        breaks += [("functions", problem) for problem in _lost(context, node, members)]
     is_ready = context.host.vgpus.is_ready_for_guests
     if all(map(is_ready, functions)):
         breaks += [("node", problem) for problem in _absent(context, nodes, functions)]
     for device in functions:
         if not is_ready(device):
             breaks.append(("functions", _unready(context, device)))
-    return KubeletDevice(kind, name, source, nodes, tuple(functions), tuple(breaks))
+    return KubeletDevice(kind, name, source, nodes, tuple(functions), tuple(breaks), tuple(lost))
 
 
 def _behind(context: PodContext, node: str) -> tuple[Sequence[PciDevice], list[Diagnostic]]:
@@ -322,6 +329,41 @@ def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
         what = f"the Go runtime does not accept group {node} for confidential guests"
         remedy = f"use the device node instead ({VFIO_CDEVS}/vfioN)"
         yield chain_break("kata-confidential-group", node, what, remedy)
+
+
+def _lost(context: PodContext, node: str, members: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """Functions of a group that the release drops, or fails with (passed.toml)."""
+    release, host = context.release, context.host
+    numbers = {each.iommu_group for each in members} - {None} if takes_group(release, node) else ()
+    together = [each for number in numbers for each in host.group_members(number or 0)]
+    if takes_one_function(release) and len(together) > 1:
+        yield chain_break(
+            "kata-duplicate-function",
+            node,
+            f"{release} passes all functions of a group under one name, so QEMU fails with "
+            f"'duplicate id': {', '.join(str(each.address) for each in together)}",
+            "use Kata 4.0.0 or later, or a device that is alone in its IOMMU group",
+        )
+    lost = dropped(release, members, node)
+    is_all = len(lost) == len(members)
+    for device in lost:
+        if is_all or device.is_nvswitch:
+            yield chain_break(
+                "kata-function-dropped",
+                device.address,
+                f"{release} does not pass {device} (class {device.class_code[:4]}) to the guest "
+                f"when its group is assigned ({node})",
+                *_instead_of_group(context, device),
+            )
+
+
+def _instead_of_group(context: PodContext, device: PciDevice) -> Iterator[str]:
+    """Another node or release by which a function reaches the guest."""
+    release, name = context.release, device.vfio_device or "vfioN"
+    if release.takes_cdevs and not takes_group(release, f"{VFIO_CDEVS}/"):
+        yield f"use the device node instead ({VFIO_CDEVS}/{name})"
+    if release.version < _PASSES_MOST:
+        yield f"use Kata {_PASSES_MOST} or later"
 
 
 def _unready(context: PodContext, device: PciDevice) -> Diagnostic:

@@ -73,7 +73,7 @@ def chain_of(context: PodContext, candidate: KubeletDevice) -> DeviceChain:
 
 def _ports(given: Iterable[KubeletDevice]) -> dict[PciDevice, str]:
     """A root port for each function, in order."""
-    functions = dict.fromkeys(device for candidate in given for device in candidate.functions)
+    functions = dict.fromkeys(device for candidate in given for device in candidate.passed)
     return {device: f"rp{number}" for number, device in enumerate(functions)}
 
 
@@ -163,8 +163,10 @@ def _describe_nodes(context: PodContext) -> Iterator[str]:
 
 def _describe_functions(context: PodContext) -> list[str]:
     found = []
+    lost = {device for candidate in context.candidates for device in candidate.dropped}
     for device in dict.fromkeys(d for c in context.candidates for d in c.functions):
         ready = "ready" if context.host.vgpus.is_ready_for_guests(device) else "not available"
+        ready += ", not passed to the guest" if device in lost else ""
         found.append(f"{device} on {device.driver or 'no driver'}: {ready}")
     return found or ["no function"]
 

@@ -125,7 +125,7 @@ _IN_GUEST = f'vfio_mode = "{GUEST_KERNEL}" and '
 
 def of_devices(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """The same for the devices that the kubelet could give to a pod."""
-    functions = dict.fromkeys(one for each in context.picked for one in each.functions)
+    functions = dict.fromkeys(one for each in context.picked for one in each.passed)
     return device_faults(settings, tuple(functions))
 
 

@@ -1,0 +1,97 @@
+"""Which functions of an IOMMU group reach the guest, by release and runtime of Kata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.devices import pci_device
+from tests.unit.kata.test_explain_releases import explained, found_by
+from tests.unit.kata_nodes import GROUP, KataNode
+from vfiomgr.kata.model import KataRelease, RuntimeName
+from vfiomgr.kata.passed import dropped, takes_group
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.conftest import Run
+
+SWITCH, AUDIO, USB, GPU = "068000", "040300", "0c0330", "030200"
+GROUP_NODE, CDEV = f"/dev/vfio/{GROUP}", "/dev/vfio/devices/vfio0"
+
+
+def add(node: KataNode, class_code: str, vendor: str = "10de") -> None:
+    """A second function in the group of the first GPU."""
+    node.kernel.add_pci(
+        "0000:41:00.2",
+        vendor=vendor,
+        device="22a3",
+        class_code=class_code,
+        group=GROUP,
+        driver="vfio-pci",
+        driver_override="vfio-pci",
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime", "lost"),
+    [
+        ("3.1", "go", ()),
+        ("3.2", "go", (SWITCH,)),
+        ("4.0.9", "go", (SWITCH,)),
+        ("4.1", "go", ()),
+        ("3.30", "rs", ()),
+        ("3.31", "rs", ()),
+        ("4.0", "rs", (SWITCH, AUDIO, USB)),
+        ("4.1", "rs", (AUDIO,)),
+    ],
+)
+def test_the_class_of_a_function_decides_by_release(
+    version: str, runtime: RuntimeName, lost: tuple[str, ...]
+) -> None:
+    release = KataRelease(Version.parse(version), runtime)
+    devices = [
+        replace(pci_device(f"0000:51:00.{number}"), class_code=code)
+        for number, code in enumerate((SWITCH, AUDIO, USB, GPU))
+    ]
+    assert tuple(d.class_code for d in dropped(release, devices, GROUP_NODE)) == lost
+    is_group = takes_group(release, CDEV)
+    assert tuple(d.class_code for d in dropped(release, devices, CDEV)) == (
+        lost if is_group else ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime", "code", "broken"),
+    [
+        ("3.31", "go", SWITCH, "kata-function-dropped"),
+        ("4.0", "rs", SWITCH, "kata-function-dropped"),
+        ("4.1", "go", SWITCH, None),
+        ("4.1", "rs", SWITCH, None),
+        ("3.31", "go", USB, None),
+        ("4.0", "rs", USB, None),
+        ("3.31", "rs", USB, "kata-duplicate-function"),
+        ("4.0", "go", AUDIO, None),
+    ],
+)
+def test_a_pod_is_told_of_what_does_not_reach_it(  # noqa: PLR0913, PLR0917 - a case each
+    run: Run, tmp_path: Path, version: str, runtime: RuntimeName, code: str, broken: str | None
+) -> None:
+    node = KataNode(tmp_path / "node", runtime)
+    node.add_gpus()
+    add(node, code)
+    node.publish()
+    found = found_by(explained(run, node, version))
+    own = [name for name in found if name in {"kata-function-dropped", "kata-duplicate-function"}]
+    assert own == ([broken] if broken else [])
+
+
+def test_a_gpu_that_is_alone_in_its_group_is_passed(run: Run, tmp_path: Path) -> None:
+    node = KataNode(tmp_path / "node", "rs")
+    node.add_gpus()
+    node.publish()
+    found = found_by(explained(run, node, "3.31"))
+    assert "kata-duplicate-function" not in found
