@@ -367,10 +367,16 @@ def _read_services(tree: HostTree) -> Iterator[HostUse]:
         if tree.link_name(_CLASSES / "tpm" / name / "device/driver") == _FIRMWARE_TPM:
             for engine in filter(is_address, tree.children(PCI_DRIVERS / _MANAGEMENT_ENGINE)):
                 yield HostUse(PciAddress.parse(engine), "tpm", f"{name} of the firmware")
-    active = tree.read(_CLASSES / "tty/console/active")
-    written = _CONSOLE.findall(tree.read(PROC / "cmdline") or "")
-    for name in dict.fromkeys(written if active is None else active.split()):
+    for name in dict.fromkeys(_consoles(tree)):
         yield from _owned(tree, "console", _CLASSES / "tty" / name)
+
+
+def _consoles(tree: HostTree) -> list[str]:
+    """The consoles that the kernel has; where it does not say, those of its command line."""
+    active = tree.read(_CLASSES / "tty/console/active")
+    if active is not None or not tree.exists(_CLASSES / "tty"):
+        return (active or "").split()
+    return _CONSOLE.findall(tree.read(PROC / "cmdline") or "")
 
 
 def _read_others(tree: HostTree) -> Iterator[HostUse]:
