@@ -95,3 +95,32 @@ def test_a_gpu_that_is_alone_in_its_group_is_passed(run: Run, tmp_path: Path) ->
     node.publish()
     found = found_by(explained(run, node, "3.31"))
     assert "kata-duplicate-function" not in found
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime", "domain", "path", "words"),
+    [
+        ("4.0", "rs", 0x10000, GROUP_NODE, "fails with 'invalid BDF format'"),
+        ("4.0", "rs", 1, GROUP_NODE, ""),
+        ("3.20", "rs", 0x10000, GROUP_NODE, ""),
+        ("4.0", "go", 0x10000, GROUP_NODE, ""),
+        ("4.0", "go", 0x10000, CDEV, "assigns a wrong address"),
+        ("4.0", "go", 1, CDEV, ""),
+    ],
+)
+def test_a_domain_of_five_digits_is_not_read(  # noqa: PLR0913, PLR0917 - a case each
+    run: Run,
+    tmp_path: Path,
+    version: str,
+    runtime: RuntimeName,
+    domain: int,
+    path: str,
+    words: str,
+) -> None:
+    node = KataNode(tmp_path / "node", runtime)
+    node.add_gpus(domain=domain)
+    node.publish(nodes=[path])
+    line = ("--root", str(node.root), "check", "pod", str(node.pod), "--kata-version", version)
+    answer = run(*line)
+    assert ("of more than four digits" in answer.stdout) == bool(words)
+    assert words in answer.stdout

@@ -22,6 +22,7 @@ from vfiomgr.kata.explain.image import check_guest_image
 from vfiomgr.kata.facts import GUEST_KERNEL
 from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
 from vfiomgr.kata.plan import check_sizing, sizing_of
+from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import MIB
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.model import KataHypervisor
     from vfiomgr.pci.model import PciDevice
 
+_FOUR_DIGITS = 0xFFFF
 _SORTED_WELL = 10
 """Root ports whose names sort as text like by number: rp0 to rp9."""
 _OF_CAPACITY = ("kata-host-memory", "kata-window", "kata-maxmemory")
@@ -207,6 +209,27 @@ def _port_order(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
+def _wide_domain(context: PodContext) -> Iterator[Diagnostic]:
+    """Domains of more than four digits, as behind VMD: no runtime reads them from such a node.
+
+    The Go runtime keeps four digits of the address of a node of iommufd; runtime-rs has an error.
+    """
+    release, is_rs = context.release, context.is_rs
+    for candidate in context.picked if release.has_plug_keys else ():
+        is_cdev = any(node.startswith(f"{VFIO_CDEVS}/") for node in candidate.nodes)
+        for device in candidate.passed if is_rs or is_cdev else ():
+            if device.address.domain <= _FOUR_DIGITS:
+                continue
+            how = "fails with 'invalid BDF format'" if is_rs else "assigns a wrong address"
+            yield chain_break(
+                "kata-pci-domain",
+                device.address,
+                f"{device.address} has a PCI domain of more than four digits: {release} {how}",
+                "use a device with a shorter domain; behind Intel VMD, disable VMD in the firmware "
+                "setup",
+            )
+
+
 def _pci_domain(context: PodContext) -> Iterator[Diagnostic]:
     gpus = [device for device in _ports(context.picked) if is_cdi_gpu(device)]
     far = [str(device.address) for device in gpus if device.address.domain]
@@ -288,6 +311,7 @@ PORT_RULES: RuleSet[PodContext] = register(
             rule(_too_few_ports, "kata-too-few-ports"),
             rule(_port_order, "kata-port-order"),
             rule(_pci_domain, "kata-pci-domain"),
+            rule(_wide_domain, "kata-pci-domain"),
         ),
     )
 )
