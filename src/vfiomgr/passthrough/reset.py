@@ -59,6 +59,7 @@ _WORDS: dict[ResetMethod, dict[Offer, str]] = {
         "yes": _HELD_BACK,
     },
 }
+_BY_MODULE = "the kernel has no quirk; with vendor-reset loaded it may work when it is selected"
 _OTHERS: dict[ResetMethod, str] = {
     "device_specific": "the kernel has no quirk for this device",
     "acpi": "the firmware has no _RST for it",
@@ -188,7 +189,9 @@ def method_diagnostics(
     """Refuse a method that is unavailable, or a function without any method (None)."""
     reasons = unavailable(host, device)
     works = working(host, device)
-    if method in works or (method is None and (works or not _tells_methods(host))):
+    if method in works or (method == "device_specific" and _may_have_module(device)):
+        return
+    if method is None and (works or not _tells_methods(host)):
         return
     told = [name for name in COMMON_RESETS if name in reasons]
     why = reasons[method] if method else "; ".join(f"{name}: {reasons[name]}" for name in told)
@@ -198,6 +201,16 @@ def method_diagnostics(
         f"{device} cannot be reset{f' by {method}' if method else ''}: {why}",
         f"use one of: {methods_in_words(host, device)}" if works else _without_method(host, device),
     )
+
+
+def _may_have_module(device: PciDevice) -> bool:
+    """Whether only a write shows that a module, vendor-reset, can reset a function.
+
+    reset_method is filled when the kernel finds the function, so it lacks the method of a module
+    loaded later; reset_method_store probes (drivers/pci/pci.c).
+    """
+    is_amd_gpu = device.vendor_id == "1002" and device.is_graphics_or_accelerator
+    return is_amd_gpu and bool(device.reset_method)
 
 
 def _without_method(host: HostSnapshot, device: PciDevice) -> str:
@@ -218,6 +231,8 @@ def _missing(device: PciDevice) -> list[ResetMethod]:
 
 
 def _why(host: HostSnapshot, device: PciDevice, method: ResetMethod) -> str:
+    if method == "device_specific" and _may_have_module(device):
+        return _BY_MODULE
     if method in _OTHERS:
         return _OTHERS[method]
     if method == "bus":

@@ -10,7 +10,7 @@ from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
-from vfiomgr.passthrough.steps import RequireAnswer, Reset, ResetFunction, SetResetMethod
+from vfiomgr.passthrough.steps import Bind, RequireAnswer, Reset, ResetFunction, SetResetMethod
 from vfiomgr.pci.capabilities import Offer, ResetCapabilities, ResetMethod
 from vfiomgr.users.model import DeviceUser, HostUse
 
@@ -92,6 +92,21 @@ def test_a_function_on_a_driver_that_is_not_known_to_handle_resets_is_not_reset(
         return
     with pytest.raises(Refusal, match=f"its driver {driver} is not known to handle resets"):
         plan(host, Reset(GPU.address, allow=frozenset(OVERRIDES)))
+
+
+def test_the_kernel_decides_whether_a_module_resets_a_gpu_of_amd() -> None:
+    gpu = replace(GPU, vendor_id="1002", class_code="030000", driver="vfio-pci")
+    assert reset(host_of(gpu), "device_specific")[0] == SetResetMethod(
+        gpu.identity, before="flr bus", after="device_specific"
+    )
+    assert "vendor-reset" in unavailable(host_of(gpu), gpu)["device_specific"]
+    free = host_of(replace(gpu, driver=None, nodes=()))
+    made = plan(free, Bind((gpu.address,), reset_method="device_specific"))
+    assert "device_specific" in str(made.steps)
+    without_file = host_of(replace(gpu, reset_method=()))
+    for host in (without_file, host_of(replace(gpu, class_code="020000"))):
+        with pytest.raises(Refusal, match="cannot be reset by device_specific"):
+            reset(host, "device_specific")
 
 
 @pytest.mark.parametrize(
