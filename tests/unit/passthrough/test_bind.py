@@ -304,6 +304,14 @@ def test_functions_of_the_chipset_are_refused_by_name(driver: str | None) -> Non
     assert "is the SMBus of the chipset, which must stay with the host" in refused.message
 
 
+def test_of_what_stays_with_the_host_no_use_is_said_to_be_lifted() -> None:
+    use = HostUse(SMBUS.address, "watchdog", "watchdog0")
+    refused = refusal(with_facts(host_of(SMBUS), host_uses=(use,)), "0000:00:1f.4")
+    assert "SMBus" in refused.message
+    assert "watchdog" not in refused.message
+    assert "--allow" not in refused.hint
+
+
 def test_what_another_tool_bound_of_the_chipset_can_be_returned() -> None:
     bound = replace(SMBUS, driver="vfio-pci", driver_override="vfio-pci")
     steps = plan(host_of(LAN, bound), Unbind((bound.address,))).steps
