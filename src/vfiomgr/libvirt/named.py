@@ -21,7 +21,7 @@ from vfiomgr.guests.iommufd import (
 )
 from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest, GuestDevice
 from vfiomgr.guests.options import depends_on_qemu
-from vfiomgr.guests.waiting import note_unbound
+from vfiomgr.guests.waiting import note_reserved, note_unbound
 from vfiomgr.libvirt.backend import LibvirtBackend, choose_vfio_backend
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
@@ -204,11 +204,13 @@ def refuse_to_hurt(
 def tell_what_waits(
     source: HostSource,
     around: Callable[[], HostSnapshot],
-    hostdevs: Iterable[GuestHostdev],
+    hostdevs: Sequence[GuestHostdev],
     host: HostSnapshot,
 ) -> None:
     """Note how to make the devices that vfiomgr binds available to the guest."""
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
+    managed = [h.device.address for h in hostdevs if h.device.managed and h.device.address]
+    note_reserved(source, host, [d for d in map(host.device, managed) if d.is_on_vfio])
     note_unbound(source, around, bound, host)
 
 

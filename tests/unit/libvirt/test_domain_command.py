@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
 from tests.fakes.hosts import workstation
 from tests.unit.devices import with_facts
@@ -55,6 +56,25 @@ def test_a_guest_on_two_nodes(run: Run, servers: tuple[str, str], matches: Match
     )
     assert run(*options).stdout == plain
     matches("libvirt-domain-two-nodes.json", run(*options, "--format", "json").stdout)
+
+
+@pytest.mark.parametrize("option", ["", ",managed"])
+@pytest.mark.parametrize("regions", [("f4000-f4fff",), (), None])
+def test_memory_of_the_firmware_is_noted_for_a_device_that_is_bound(
+    run: Run, tmp_path: Path, regions: tuple[str, ...] | None, option: str
+) -> None:
+    host = two_sockets()
+    own = {d.iommu_group for d in host.devices if str(d.address) == GPU}
+    groups = tuple(
+        replace(g, direct_regions=regions if g.number in own else ("0-fff",)) for g in host.groups
+    )
+    file = tmp_path / "reserved.json"
+    file.write_text(write_snapshot(with_facts(host, groups=groups, kernel_release="6.12.0")))
+    options = ("--snapshot", str(file), "libvirt", "domain", *SMALL, "--libvirt-version", "9.0")
+    done = run(*options, "--device", f"{GPU}{option}")
+    said = "has memory that the firmware requires mapped 1:1 (f4000-f4fff)"
+    assert (done.status, done.stderr.count(said)) == (0, 1 if regions else 0)
+    assert "(0-fff)" not in done.stderr, "the group of another device"
 
 
 def test_a_newer_libvirt_gets_what_it_can_read(
