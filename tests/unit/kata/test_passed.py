@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from tests.unit.kata.test_explain_releases import explained, found_by
-from tests.unit.kata_nodes import GROUP, KataNode
+from tests.unit.kata_nodes import CONFIGURATION, GROUP, KataNode
 from vfiomgr.kata.model import KataRelease, RuntimeName
 from vfiomgr.kata.passed import dropped, takes_group
 from vfiomgr.units import Version
@@ -124,3 +124,15 @@ def test_a_domain_of_five_digits_is_not_read(  # noqa: PLR0913, PLR0917 - a case
     answer = run(*line)
     assert ("of more than four digits" in answer.stdout) == bool(words)
     assert words in answer.stdout
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("3.25", False), ("3.26", True)])
+def test_groups_of_confidential_guests_are_refused_since_3_26(
+    run: Run, tmp_path: Path, version: str, *, is_refused: bool
+) -> None:
+    node = KataNode(tmp_path / "node", "go")
+    node.add_gpus()
+    node.publish()
+    node.change(CONFIGURATION, "machine_type", "confidential_guest = true\nmachine_type")
+    found = found_by(explained(run, node, version))
+    assert ("kata-confidential-group" in found) == is_refused

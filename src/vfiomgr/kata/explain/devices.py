@@ -33,6 +33,8 @@ _OF_DEVICES = frozenset({"not-plugged"})
 They come from the sources of runtime-rs, without a test, so they only may break the chain."""
 _PASSES_MOST = Version(4, 1)
 """From this release on only bridges, and audio functions in runtime-rs, are dropped."""
+_REFUSES_GROUPS = Version(3, 26)
+"""From this release on the Go runtime refuses groups for confidential guests: 1440dd7468."""
 _NAMED = 8
 """How many names a remedy lists."""
 _LOOKED_UP = ("kubelet", "annotations", "unknown")
@@ -325,7 +327,8 @@ def _of_cdev(context: PodContext, node: str) -> Iterator[Diagnostic]:
 
 def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
     settings = context.settings
-    if settings is not None and settings.is_confidential and not context.is_rs:
+    is_refused = not context.is_rs and context.release.version >= _REFUSES_GROUPS
+    if settings is not None and settings.is_confidential and is_refused:
         what = f"the Go runtime does not accept group {node} for confidential guests"
         remedy = f"use the device node instead ({VFIO_CDEVS}/vfioN)"
         yield chain_break("kata-confidential-group", node, what, remedy)
