@@ -230,6 +230,7 @@ class ManagedHost(HostSource):
             with_users=True,
             with_resets=request.needs_resets,
             with_gpu_modes=request.needs_gpu_modes,
+            with_readiness=request.needs_readiness,
             only_types=request.named_types,
             about=request.only_functions,
             purpose=request.purpose,

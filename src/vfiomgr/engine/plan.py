@@ -63,6 +63,8 @@ class Request:
     """Whether it only changes files, so that a root without a kernel is sufficient."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
+    needs_readiness: ClassVar[bool] = False
+    """Whether the plan depends on settings of modules, which a check of the host reads."""
     has_long_journal: ClassVar[bool] = False
     """Whether journals of its runs are kept longer, because other requests read them."""
     deferred_types: ClassVar[dict[str, str]] = {}

@@ -23,7 +23,14 @@ from vfiomgr.passthrough.steps import (
     SaveOriginalState,
     Unbind,
 )
-from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant, is_variant_module
+from vfiomgr.pci.drivers import (
+    PLAIN,
+    DriverState,
+    OriginalState,
+    best_variant,
+    is_variant_module,
+    parse_pci_ids,
+)
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.pci.slots import chipset_role
 from vfiomgr.persistence import installed_layout
@@ -306,6 +313,7 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
                 *_companion_notes(host, "unbinding", named, targets, moving),
                 *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
                 *device_notes(host, moving),
+                *_still_listed(host, moving),
                 *kept.notes,
             ]
         ),
@@ -314,6 +322,16 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
             f"{d} is already on {d.driver or 'no driver'}" for d in targets if d not in moving
         ),
     )
+
+
+def _still_listed(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[str]:
+    """The functions that `ids=` of vfio-pci matches, with the setting that is in force."""
+    facts, line = host.readiness, host.kernel.command_line
+    for one in () if facts is None else facts.parameter(line, "vfio_pci", "ids"):
+        entries = [entry for _, entry in parse_pci_ids(one.value) if entry and not one.ignored]
+        taken = [d for d in moving if d.driver == PLAIN and any(e.matches(d) for e in entries)]
+        if taken:
+            yield f"at the next boot vfio-pci may bind {_listed(taken)} again: {one.place}"
 
 
 _NO_DRIVER = Option("not-driver", "leave out --driver")

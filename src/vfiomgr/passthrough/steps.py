@@ -96,6 +96,7 @@ class Unbind(Request, Value):
     """Also remove the rules of `persist`."""
     update_initramfs: bool = False
     kind: ClassVar[str] = "unbind"
+    needs_readiness: ClassVar[bool] = True
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
