@@ -12,6 +12,7 @@ from vfiomgr.check.model import (
     rebuild_initramfs,
 )
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards, isolation
@@ -485,15 +486,15 @@ def _disks_on(host: HostSnapshot, meant: Sequence[PciDevice]) -> tuple[str, ...]
 
 
 def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report settings of VFIO's modules that are not in force, and differ from the one that is."""
-    for module, name in _OPTIONS:
+    """Report settings of modules that are not in force, and differ from the one that is."""
+    for module, name in dict.fromkeys((*_OPTIONS, *_set_options(host, facts))):
         settings = facts.parameter(host.kernel.command_line, module, name)
-        values = [one.value for one in settings if not one.ignored]
+        values = [_meant(one.value) for one in settings if not one.ignored]
         for one in settings:
-            if one.ignored and [one.value] != values:
+            if one.ignored and [_meant(one.value)] != values:
                 yield finding(
                     "module-option-ignored",
-                    "warning",
+                    "warning" if (module, name) in _OPTIONS else "info",
                     f"{name}={one.value} of {module} has no effect",
                     (one.place, one.ignored),
                     "a built-in module gets its parameters from the kernel command line alone; for "
@@ -510,6 +511,29 @@ _OPTIONS = (
     ("vfio_iommu_type1", "allow_unsafe_interrupts"),
 )
 """Parameters that other rules and messages depend on."""
+_ADDED = frozenset({"dyndbg"})
+"""Parameters of which each setting adds to the previous ones."""
+_BOOLEAN = {"": "1", "y": "1", "on": "1", "n": "0", "off": "0"}
+
+
+def _meant(value: str) -> str:
+    """The value, with one spelling of booleans (kstrtobool in lib/kstrtox.c)."""
+    return _BOOLEAN.get(value.lower(), value)
+
+
+def _set_options(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str]]:
+    """Module and name of each parameter that modprobe.d or the command line sets."""
+    modules = {module.name for module in facts.modules}
+    words = [
+        f"{line.module}.{word}"
+        for line in facts.module_settings or ()
+        if line.command == "options"
+        for word in line.arguments.split()
+    ]
+    for word in (*words, *host.kernel.words):
+        module, dot, name = word.partition("=")[0].replace("-", "_").partition(".")
+        if dot and module in modules and name not in _ADDED:
+            yield module, name
 
 
 def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> Iterator[Remedy]:
@@ -536,8 +560,31 @@ def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> I
             yield _pin(host, "bind by address: ", meant)
 
 
+_CUT_OFF = expression(r'(?<!")\bids=[^\s"]*\s+((?:,?[0-9a-fA-F]{4}:[0-9a-fA-F]{4}[^\s"]*\s*)+)')
+
+
+def _cut_off(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report PCI IDs after a space, which ends the value (next_arg in lib/cmdline.c)."""
+    for one in facts.parameter(host.kernel.command_line, _VFIO_PCI, "ids"):
+        is_word = one.place.startswith("/proc/cmdline")
+        line = host.kernel.command_line or "" if is_word else one.place
+        found = None if one.ignored else _CUT_OFF.search(line)
+        if found is not None:
+            rest = ",".join(filter(None, found[1].replace(",", " ").split()))
+            yield finding(
+                "vfio-pci-ids-invalid",
+                "warning",
+                f"vfio-pci does not get {rest}: a space ends the value of vfio-pci.ids=",
+                (one.place,),
+                "the kernel reads the words after the space as other parameters",
+                f"write the PCI IDs without spaces: ids={one.value.rstrip(',')},{rest}"
+                + _edited(host, one.place),
+            )
+
+
 def invalid_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report `ids=` entries that vfio-pci ignores (vfio_pci_fill_ids in vfio_pci.c)."""
+    yield from _cut_off(host, facts)
     for source, text, entry in _listed(host, facts):
         if entry is None:
             yield finding(

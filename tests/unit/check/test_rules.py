@@ -711,6 +711,88 @@ def test_a_repeated_setting_is_not_reported(known: Readiness, words: str) -> Non
     assert severity(machine, "module-option-ignored") is None
 
 
+def options_of(module: str, *texts: str, state: Any = "loaded") -> Readiness:
+    """Several lines of modprobe.d for a module."""
+    settings = (
+        ModuleSetting(f"/etc/modprobe.d/{number}.conf", "options", module, text)
+        for number, text in enumerate(texts)
+    )
+    modules = (KernelModule(module, state),)
+    return facts(modules=modules, module_settings=tuple(settings))
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "summary", "by"),
+    [
+        (
+            options_of("i915", "enable_guc=3 max_vfs=7", "enable_guc=2"),
+            "quiet",
+            "enable_guc=3 of i915 has no effect",
+            "replaced by /etc/modprobe.d/1.conf: options i915 enable_guc=2",
+        ),
+        (
+            options_of("kvm", "ignore_msrs=1"),
+            "kvm.ignore_msrs=0",
+            "ignore_msrs=1 of kvm has no effect",
+            "replaced by /proc/cmdline: kvm.ignore_msrs=0",
+        ),
+        (
+            options_of("nvidia", "NVreg_EnableGpuFirmware=0", state="built-in"),
+            "quiet",
+            "NVreg_EnableGpuFirmware=0 of nvidia has no effect",
+            "nvidia is built into the kernel, which does not read modprobe.d",
+        ),
+        (
+            options_of("kvm"),
+            "kvm.ignore_msrs=1 kvm.ignore_msrs=0",
+            "ignore_msrs=1 of kvm has no effect",
+            "replaced by /proc/cmdline: kvm.ignore_msrs=0",
+        ),
+    ],
+)
+def test_every_parameter_of_a_module_that_is_replaced_is_reported(
+    known: Readiness, words: str, summary: str, by: str
+) -> None:
+    told = found(host(readiness=known, kernel_command_line=words), "module-option-ignored")
+    assert told is not None
+    assert (told.summary, told.evidence[1]) == (summary, by)
+    assert told.severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (options_of("i915", "enable_guc=3 max_vfs=7"), "i915.enable_guc=3"),
+        (options_of("kvm", "ignore_msrs=1", "ignore_msrs=Y"), "kvm.ignore_msrs"),
+        (options_of("i915", "dyndbg=+p", "dyndbg=+pt"), ""),
+        (options_of("kvm"), "rd.luks.uuid=1 rd.luks.uuid=2 console=tty0 console=ttyS0"),
+        (options_of("kvm", "ignore_msrs=1", "report_ignored_msrs=0"), ""),
+    ],
+)
+def test_parameters_that_nothing_replaces_are_not_reported(known: Readiness, words: str) -> None:
+    machine = host(readiness=known, kernel_command_line=words)
+    assert severity(machine, "module-option-ignored") is None
+
+
+@pytest.mark.parametrize("by_words", [True, False])
+def test_a_space_that_ends_ids_is_named(*, by_words: bool) -> None:
+    ids = "10de:25b6, 10de:22ba,8086:1521"
+    known = facts() if by_words else options(f"{ids} disable_vga=1")
+    words = f"quiet vfio-pci.ids={ids} ro" if by_words else "quiet"
+    told = found(host(readiness=known, kernel_command_line=words), "vfio-pci-ids-invalid")
+    assert told is not None
+    assert told.summary == (
+        "vfio-pci does not get 10de:22ba,8086:1521: a space ends the value of vfio-pci.ids="
+    )
+    assert "ids=10de:25b6,10de:22ba,8086:1521" in told.remedy
+
+
+@pytest.mark.parametrize("ids", ['"10de:25b6, 10de:22ba"', "10de:25b6 disable_vga=1", "10de:25b6"])
+def test_a_space_that_ends_no_ids_is_not_named(ids: str) -> None:
+    told = found(host(readiness=options(ids)), "vfio-pci-ids-invalid")
+    assert told is None or "a space ends" not in told.summary
+
+
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
