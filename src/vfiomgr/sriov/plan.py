@@ -460,7 +460,8 @@ def _no_vectors(
 def _no_maker(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a device without host driver, which creates virtual functions (sriov_configure)."""
     instead, most = WITHOUT_SRIOV.get(device.driver or ""), host.vgpus.i915_max_vfs
-    if device.driver == "i915" and most in ("", "0"):
+    has_quotas = host.vgpus.quotas_of(device) is not None
+    if device.driver == "i915" and (most == "0" or (most == "" and not has_quotas)):
         instead = i915_words(host, device) if most else _instead_of_i915(host, device)
     if device.driver is None:
         yield blocker(

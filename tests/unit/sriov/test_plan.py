@@ -14,6 +14,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Vgpu, VgpuParent
+from vfiomgr.vgpu.quota.model import GpuQuotas
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
@@ -203,9 +204,17 @@ IGPU = replace(
 )
 
 
-def refused(gpu: PciDevice, words: str = "quiet", *, most: str | None = None) -> Refusal | None:
+def refused(
+    gpu: PciDevice,
+    words: str = "quiet",
+    *,
+    most: str | None = None,
+    quotas: tuple[GpuQuotas, ...] = (),
+) -> Refusal | None:
     """The refusal of one virtual function."""
-    host = with_facts(host_of(gpu), i915_max_vfs=most, kernel_command_line=words)
+    plain = host_of(gpu)
+    known = replace(plain.vgpus, quotas=quotas, i915_max_vfs=most)
+    host = with_facts(replace(plain, vgpus=known), kernel_command_line=words)
     try:
         plan(host, SetVirtualFunctions(gpu.address, 1))
     except Refusal as refusal:
@@ -230,6 +239,12 @@ def test_the_kernels_own_i915_makes_no_virtual_functions(words: str, remedy: str
     assert refusal is not None
     assert [found.rule for found in refusal.diagnostics] == ["driver-without-sriov"]
     assert remedy in (refusal.hint or "")
+
+
+def test_an_i915_that_shows_quotas_is_not_the_kernels_own() -> None:
+    quotas = GpuQuotas(str(IGPU.address), "i915", "/x/prelim_iov", ())
+    assert refused(IGPU, most="", quotas=(quotas,)) is None
+    assert refused(IGPU, most="0", quotas=(quotas,)) is not None
 
 
 @pytest.mark.parametrize(("driver", "most"), [("i915", "7"), ("i915", None), ("xe", "")])

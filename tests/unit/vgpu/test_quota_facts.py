@@ -6,15 +6,18 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
+from tests.unit.devices import pci_device
+from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.quota.facts import DRM_DEBUG
+from vfiomgr.vgpu.quota.facts import DRM_DEBUG, read_quotas
 from vfiomgr.vgpu.quota.model import VfQuota
 
 if TYPE_CHECKING:
@@ -90,6 +93,30 @@ def test_i915_shows_them_by_tile_with_what_is_left(tmp_path: Path, tiles: int) -
     name = "gt" if tiles == 1 else "gt1"
     assert left[f"{name}/lmem_free"] == 0
     assert left[f"{name}/doorbells_free"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("iov", 1), ("prelim_iov", 1), ("other_iov", 0), ("prelim_iovs", 0)]
+)
+def test_i915_of_intels_backports_has_them_in_another_directory(
+    tmp_path: Path, name: str, number: int
+) -> None:
+    gpu = replace(pci_device("0000:00:02.0"), driver="i915", sriov_totalvfs=7)
+    place = PCI_DEVICES / "0000:00:02.0/drm/card0" / name
+    for file, text in (
+        ("pf/auto_provisioning", "1"),
+        ("pf/gt0/ggtt_quota", "0"),
+        ("pf/gt0/available/lmem_free", "4096"),
+        ("vf1/gt0/lmem_quota", "1024"),
+    ):
+        target = tmp_path / f"{place}/{file}".lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{text}\n")
+    found = read_quotas(HostTree(tmp_path), (gpu,))
+    assert [one.directory for one in found] == [place][:number]
+    for quotas in found:
+        assert (quotas.interface, quotas.auto, quotas.memory) == ("i915", "1", 5120)
+        assert [one.memory for one in quotas.virtual] == [1024]
 
 
 def test_what_i915_keeps_for_the_host_is_not_for_functions(tmp_path: Path) -> None:

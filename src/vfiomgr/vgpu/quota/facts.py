@@ -43,6 +43,8 @@ _CARD = expression(r"card[0-9]+")
 _MANAGER = expression(r"vram[0-9]+_mm")
 _SIZE = expression(r"^\s*size: ([0-9]+)\s*$", re.MULTILINE)
 """The first matching line (ttm_resource_manager_debug)."""
+_I915_DIRECTORIES = ("iov", "prelim_iov")
+"""The second one is of Intel's backports (intel-i915-dkms), with the same attributes."""
 _LIMIT = 1 << 16
 
 
@@ -76,7 +78,7 @@ def _read(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
 def _read_i915(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
     drm = pci_device(device.address) / "drm"
     cards = (name for name in tree.children(drm) if _CARD.fullmatch(name))
-    for directory in (drm / card / "iov" for card in cards):
+    for directory in (drm / card / name for card in cards for name in _I915_DIRECTORIES):
         functions = tuple(_functions(tree, directory, _tiles))
         if functions:
             supplies = tuple(_supplies(tree, directory))

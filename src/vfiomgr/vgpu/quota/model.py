@@ -2,7 +2,8 @@
 
 xe: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov; before Linux 6.19, and read-only here,
 drivers/gpu/drm/xe/xe_gt_sriov_pf_debugfs.c. i915 with SR-IOV is Intel's out-of-tree driver:
-drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c. All of them number virtual functions from 1.
+drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c (`iov`, or `prelim_iov` in its backports). All of them
+number virtual functions from 1.
 """
 
 from __future__ import annotations
