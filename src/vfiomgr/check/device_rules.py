@@ -10,6 +10,7 @@ from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
+from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE
 from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.pci.slots import is_integrated
@@ -42,9 +43,6 @@ _FAMILIES = {
 }
 """GPUs that vendor-reset supports (its src/device-db.h, as of 2024)."""
 _FAMILY = {number: name for name, ids in _FAMILIES.items() for number in ids.split()}
-_LOST_BY_RESET = frozenset({"740f", "74a1", "75a3"})
-"""Instinct MI300X (also reported with the ID of an MI210) and MI355X."""
-_LOST_SOURCE = "https://github.com/amd/MxGPU-Virtualization/issues/25"
 _OOPS_AT_UNBIND = frozenset({"7550"})
 """Navi 48: Radeon RX 9070 and 9070 XT."""
 _OOPS_SOURCE = "https://github.com/CachyOS/linux-cachyos/issues/1023"
@@ -114,13 +112,13 @@ def _own_reset(devices: Sequence[PciDevice], *, is_loaded: bool) -> str:
 
 def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
     """Report GPUs whose configuration space reads as all ones after a reset by VFIO."""
-    devices = _of(host, _LOST_BY_RESET)
+    devices = _of(host, LOST_BY_RESET)
     if devices:
         yield finding(
             "amd-lost-by-reset",
             "warning",
             "an AMD Instinct GPU may be lost after its guest ends, until the host reboots",
-            (*(f"{d}, {_ids(d)}" for d in devices), f"{_LOST_SOURCE} reports it"),
+            (*(f"{d}, {_ids(d)}" for d in devices), f"{LOST_SOURCE} reports it"),
             "after a reset by VFIO the configuration space of MI300X and MI355X reads as all ones, "
             "and neither removing the function nor a rescan restores it",
             "assign virtual functions of AMD's driver gim, which are not affected; for an entire "
@@ -288,7 +286,7 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     if not any(d.reset_method for d in host.devices):
         return []
     whole = (d for d in gpus(host) if d.physical_function is None and d.is_responsive)
-    known = _FAMILY.keys() | _LOST_BY_RESET | _OOPS_AT_UNBIND
+    known = _FAMILY.keys() | LOST_BY_RESET | _OOPS_AT_UNBIND
     return [d for d in whole if not (_is_amd(d) and d.device_id in known)]
 
 

@@ -67,6 +67,11 @@ _OTHERS: dict[ResetMethod, str] = {
 }
 
 
+LOST_BY_RESET = frozenset({"740f", "74a1", "75a3"})
+"""AMD's Instinct MI300X (also reported with the ID of an MI210) and MI355X."""
+LOST_SOURCE = "https://github.com/amd/MxGPU-Virtualization/issues/25"
+
+
 @plans(Reset)
 def plan_reset(
     host: HostSnapshot, request: Reset, checkpoint: ResetCheckpoint | None = None
@@ -139,6 +144,7 @@ def _plan_bus(host: HostSnapshot, device: PciDevice, lifted: frozenset[Override]
         locks=tuple(sorted({device_lock(one) for one in (bridge, *below)})),
         notes=(
             *(f"also resetting {one} (same bus)" for one in below if one is not device),
+            *(note for one in functions for note in _lost_notes(one)),
             *_hotplug_notes(host, bridge),
         ),
     )
@@ -357,6 +363,17 @@ def _driver_diagnostics(host: HostSnapshot, device: PciDevice) -> Iterator[Diagn
 def _notes(device: PciDevice) -> Iterator[str]:
     if device.driver is not None and not device.is_on_vfio:
         yield f"{device} remains bound to {device.driver}, which handles resets"
+    yield from _lost_notes(device)
+
+
+def _lost_notes(device: PciDevice) -> Iterator[str]:
+    """Warn of physical functions that resets make unreachable; virtual ones are not affected."""
+    is_known = device.vendor_id == "1002" and device.device_id in LOST_BY_RESET
+    if is_known and device.is_graphics_or_accelerator and device.physical_function is None:
+        yield (
+            f"{device.address} may be lost by the reset, until the host reboots: its configuration "
+            f"space then reads as all ones ({LOST_SOURCE})"
+        )
 
 
 def state_of(device: PciDevice) -> DriverState:

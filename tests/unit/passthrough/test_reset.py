@@ -12,6 +12,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
 from vfiomgr.passthrough.steps import Bind, RequireAnswer, Reset, ResetFunction, SetResetMethod
 from vfiomgr.pci.capabilities import Offer, ResetCapabilities, ResetMethod
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.model import DeviceUser, HostUse
 
 if TYPE_CHECKING:
@@ -92,6 +93,19 @@ def test_a_function_on_a_driver_that_is_not_known_to_handle_resets_is_not_reset(
         return
     with pytest.raises(Refusal, match=f"its driver {driver} is not known to handle resets"):
         plan(host, Reset(GPU.address, allow=frozenset(OVERRIDES)))
+
+
+def test_a_gpu_that_a_reset_may_lose_is_noted() -> None:
+    gpu = replace(GPU, vendor_id="1002", device_id="74a1", class_code="120000", driver="vfio-pci")
+    for request in (Reset(gpu.address), Reset(gpu.address, "bus")):
+        (note,) = plan(host_of(gpu), request).notes
+        assert note.startswith("0000:04:00.0 may be lost by the reset, until the host reboots")
+    for other in (
+        replace(gpu, device_id="74a5"),
+        replace(gpu, vendor_id="10de"),
+        replace(gpu, physical_function=PciAddress.parse("0000:03:00.0")),
+    ):
+        assert plan(host_of(other), Reset(gpu.address)).notes == ()
 
 
 def test_the_kernel_decides_whether_a_module_resets_a_gpu_of_amd() -> None:
