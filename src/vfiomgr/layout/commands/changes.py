@@ -67,7 +67,8 @@ def complete_layout(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
     """The layouts in FILE, which may have flaws; a pipe is not read."""
-    path = context.params.get("file")
+    named = context.params
+    path = named.get("layout_file") if "layout_file" in named else named.get("file")
     if not path or not os.path.isfile(path):
         return []
     document = read_values(text_of(path, "the layout file"), path, "")

@@ -13,6 +13,7 @@ from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone
+from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.node.commands.run import NamingOptions, node_settings, optional
 from vfiomgr.node.simulation.model import document_of, lines_about, node_rows, pod_rows
 from vfiomgr.snapshot.session import Session, pass_session
@@ -42,7 +43,13 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_file,
     help="The layout of the nodes: resources, and devices that claims bind.",
 )
-@click.option("--layout", "layout_name", metavar="NAME", help="Its name, if there are several.")
+@click.option(
+    "--layout",
+    "layout_name",
+    metavar="NAME",
+    shell_complete=complete_layout,
+    help="Name of the layout, if FILE has several.",
+)
 @click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
 @strict_option()
 @declared(NamingOptions)
