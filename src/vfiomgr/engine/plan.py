@@ -64,7 +64,10 @@ class Request:
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
     needs_readiness: ClassVar[bool] = False
-    """Whether the plan depends on settings of modules, which a check of the host reads."""
+    """Whether notes of a plan that is only shown depend on what a check of the host reads.
+
+    A change does not read it: each fact more is one more read that can hang.
+    """
     has_long_journal: ClassVar[bool] = False
     """Whether journals of its runs are kept longer, because other requests read them."""
     deferred_types: ClassVar[dict[str, str]] = {}

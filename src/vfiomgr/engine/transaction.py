@@ -59,7 +59,6 @@ def scan_for(
         with_claims=with_claims and bool(requests),
         with_resets=any(one.needs_resets for one in requests),
         with_gpu_modes=any(one.needs_gpu_modes for one in requests),
-        with_readiness=any(one.needs_readiness for one in requests),
         only_types=_named_types(requests),
         about=_named_functions(requests),
         serials_of=frozenset(slot for one in requests for slot in slots_with_serials(tree, one)),
