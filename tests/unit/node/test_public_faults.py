@@ -29,6 +29,7 @@ from tests.unit.node.test_dra_preparing import (
 from tests.unit.node.test_on_demand import CARD, OWNER, SOUND, binding_of
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.library import Host
+from vfiomgr.node.dra.binding import DIRECTORY
 from vfiomgr.node.model import OnDemand
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -94,8 +95,10 @@ def test_1330_a_device_whose_claim_has_lost_its_record_returns_with_the_claim(
     node.kernel.remove(HostPath(f"/run/vfiomgr/dra/{UID}.json"))
     node.restart()
     assert node.preparing.held == {}
+    node.kernel.replace(DIRECTORY / "0000:09:00.0.json", b"{", mode=0o600)  # of another device
     unprepare(node)
     assert changes(before, kept(node.kernel)) == {}
+    node.kernel.remove(DIRECTORY / "0000:09:00.0.json")
     prepare(node, claim_for(ONE, uid=SECOND_UID, name="next"))
 
 

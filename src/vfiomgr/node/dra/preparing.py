@@ -400,7 +400,7 @@ class Preparing:
                 failure = failure or error  # the others are not held up by it
         if failure is not None:
             raise failure
-        for made in tuple(read_bound(self._tree)):  # of a record that was removed
+        for made in tuple(read_bound(self._tree, readable=True)):  # of a record that was removed
             if made.owner.partition("/")[0] == uid:
                 await self._give_back(str(made.address), made.owner)
         with _files_of(uid):
