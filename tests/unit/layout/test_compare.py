@@ -308,7 +308,7 @@ def test_a_gpu_of_a_guest_is_divided_again(tmp_path: Path) -> None:
 def test_a_gpu_that_makes_none_is_refused(tmp_path: Path) -> None:
     host = scanned(workstation(tmp_path))
     rule = {**vgpus({"type": "x", "count": 1}), "select": {"address": "0000:01:00.0"}}
-    with pytest.raises(Refusal, match="does not support vGPUs in its current state"):
+    with pytest.raises(Refusal, match=r"shows no SR-IOV .*, which vGPUs need"):
         plan_layout(host, layout(rule))
     assert compare(with_facts(host, users=None), layout(rule)).differences
 
