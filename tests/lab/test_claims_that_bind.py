@@ -19,6 +19,7 @@ from tests.lab import containers
 from tests.lab.command import document, vfiomgr
 from tests.lab.cri import Pod
 from tests.lab.test_node_claims import Node, place, running
+from tests.lab.test_uses import await_true, driver
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from vfiomgr.node.dra.binding import DIRECTORY
 from vfiomgr.users.node_agent import CONTROL
@@ -59,12 +60,8 @@ def disk(topology: Topology, tmp_path: Path) -> Iterator[str]:
     _block(address).write_bytes(_MARK)
     yield address
     vfiomgr("layout", "uninstall")
-    assert _driver(address) == "nvme"
+    assert driver(address) == "nvme"
     assert _bound() == []
-
-
-def _driver(address: str) -> str:
-    return Path(f"/sys/bus/pci/devices/{address}/driver").resolve().name
 
 
 def _group(address: str) -> str:
@@ -79,13 +76,13 @@ def _of_node(node: Node) -> list[Any]:
 
 def _block(address: str) -> Path:
     """The block device of the disk, as soon as the kernel has it."""
-    end = time.monotonic() + 60
-    while True:
-        for name in Path(f"/sys/bus/pci/devices/{address}").glob("nvme/nvme*/nvme*n*"):
-            if (node := Path("/dev") / name.name).exists():
-                return node
-        assert time.monotonic() < end, "nvme finds no disk"
-        time.sleep(0.1)
+
+    def nodes() -> list[Path]:
+        names = Path(f"/sys/bus/pci/devices/{address}").glob("nvme/nvme*/nvme*n*")
+        return [node for name in names if (node := Path("/dev") / name.name).exists()]
+
+    await_true(lambda: bool(nodes()))
+    return nodes()[0]
 
 
 def _content(address: str) -> bytes:
@@ -157,7 +154,7 @@ def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: 
             (device,) = await _in_time(node.prepare())
             spent = sum(map(_spent, _family(node.agent.pid))) - spent
             told.append(f"prepared in {time.monotonic() - begun:.2f} s ({spent:.2f} s processor)")
-            assert _driver(disk) == "vfio-pci"
+            assert driver(disk) == "vfio-pci"
             (claim,) = document("node", "status")["claims"]
             assert (claim["claim"], claim["driver"], claim["returns"]) == ("ml/gpu", "nvme", True)
 
@@ -170,7 +167,7 @@ def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: 
             begun = time.monotonic()
             await _in_time(node.unprepare())
             told.append(f"returned in {time.monotonic() - begun:.2f} s")
-            assert _driver(disk) == "nvme"
+            assert driver(disk) == "nvme"
             assert _content(disk) == _MARK
             assert _of_node(node) == slices
 
@@ -190,13 +187,13 @@ def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
             node.allocate(_name(disk))
             try:
                 async with _refused_at_first(node, str(mounted)):
-                    assert _driver(disk) == "nvme"
+                    assert driver(disk) == "nvme"
                     _run("umount", mounted)
             finally:
                 _run("umount", "-q", mounted, must_work=False)
-            assert _driver(disk) == "vfio-pci"
+            assert driver(disk) == "vfio-pci"
             await _in_time(node.unprepare())
-            assert _driver(disk) == "nvme"
+            assert driver(disk) == "nvme"
 
             _block(disk).write_bytes(_MARK)
             with _block(disk).open("rb") as opened:
@@ -235,10 +232,10 @@ def test_kills_at_random_moments_lose_nothing(disk: str, place: Path) -> None:
             for number in map(str, range(_ROUNDS)):
                 node.allocate(_name(disk), name=f"claim-{number}", uid=number)
                 await killed(node, node.prepare(f"claim-{number}", number), 3)
-                assert _driver(disk) == "vfio-pci"
+                assert driver(disk) == "vfio-pci"
                 assert len(_bound()) == 1
                 await killed(node, node.unprepare(f"claim-{number}", number), 3)
-                assert _driver(disk) == "nvme"
+                assert driver(disk) == "nvme"
                 assert _bound() == []
                 assert _content(disk) == _MARK
             assert "nothing" in vfiomgr("recover").stdout

@@ -486,7 +486,7 @@ def _disks_on(host: HostSnapshot, meant: Sequence[PciDevice]) -> tuple[str, ...]
 
 
 def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report settings of modules that are not in force, and differ from the one that is."""
+    """Report module settings that a later setting replaces with another value."""
     for module, name in dict.fromkeys((*_OPTIONS, *_set_options(host, facts))):
         settings = facts.parameter(host.kernel.command_line, module, name)
         values = [_meant(one.value) for one in settings if not one.ignored]

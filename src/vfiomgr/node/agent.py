@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed
-from vfiomgr.node.kubelet import PodLedger, kubelet_stamp
+from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import LONGEST, Offers, Quarantine
 from vfiomgr.node.pages import AgentPages
+from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.processes import Scanning
 from vfiomgr.node.serving import Listing, ServedResource
 from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove_stale
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.node.api_server import Events
     from vfiomgr.node.dra.driver import Driver
+    from vfiomgr.node.events import Events
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.sockets import Stamp
@@ -94,7 +95,7 @@ class Agent:
         self.metrics = AgentMetrics(lambda: self.registered, lambda: bool(self.scanning.error))
         self._events: Events | None = None
         if settings.events is not None:
-            self._events = import_module("vfiomgr.node.api_server").Events(
+            self._events = import_module("vfiomgr.node.events").Events(
                 settings.events, tell, self.metrics.count_failure
             )
         self.driver: Driver | None = None

@@ -1,7 +1,5 @@
 """The Kubernetes API server: objects are read, written and watched with a service account's token.
 
-Events of the node, which `kubectl describe node` shows, are written one after the other.
-
 The files are those that a pod gets for its service account. The kubelet replaces the token there,
 so it is read again for each request.
 """
@@ -14,9 +12,7 @@ import os
 import random
 import socket
 import ssl
-import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
         Iterator,
         Mapping,
     )
-
-    from vfiomgr.node.messages import EventSettings
 
 _TOKEN = expression(r"[A-Za-z0-9._~+/-]+=*")
 LONGEST = 1024
@@ -493,9 +487,9 @@ def _malformed(request: _Request) -> ApiError:
 
 
 async def _finished(request: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
-    """The answer to a request; one that has begun may end before a cancellation goes on.
+    """The answer to a request, which gets a second to complete after a cancellation.
 
-    A connection that is interrupted while it is made stays open, and nobody knows what was written.
+    A connection that is interrupted while it is opened would stay open.
     """
     task = asyncio.ensure_future(request)
     try:
@@ -515,84 +509,3 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
         for line in lines:
             if line.strip():
                 yield line
-
-
-_EVENTS_OF_NODES = "default"
-"""Events of nodes, which are in no namespace, are in this one."""
-_COMPONENT = "vfiomgr-node"
-_LONGEST_EVENT = 1024
-"""Characters of the message: as many as events.k8s.io/v1 accepts bytes (NoteLengthLimit)."""
-_ATTEMPTS = 5
-_EVENT_PAUSE = 1.0
-"""Seconds until the next attempt; doubled each time."""
-_WAITING = 100
-"""Events that are kept while the API server does not answer; more are dropped."""
-
-
-class Events:
-    """Writes events one after the other; nothing waits for it."""
-
-    def __init__(
-        self,
-        settings: EventSettings,
-        tell: Callable[[str], None],
-        failed: Callable[[str, str, int], None] = lambda _verb, _resource, _status: None,
-    ) -> None:
-        """`failed` is called for each failed request, as by `Api`."""
-        self._node = settings.node
-        self._api = Api(settings.server, settings.directory, failed)
-        self._trouble = Trouble(tell)
-        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
-
-    def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
-        """Have an event written; `reason` is one word, as `kubectl` shows it."""
-        if not self._waiting.full():
-            self._waiting.put_nowait(self._event(reason, message, is_normal=is_normal))
-
-    async def run(self) -> None:
-        """Write what waits, until the task is cancelled."""
-        try:
-            while True:
-                problem = await self._write(await self._waiting.get())
-                if problem:
-                    self._trouble.report(f"cannot write an event of the node: {problem}")
-                else:
-                    self._trouble.end()
-        finally:
-            await self._api.close()
-
-    async def _write(self, event: dict[str, Any]) -> str:
-        """Write an event; returns why it was dropped."""
-        pause = _EVENT_PAUSE
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(pause)
-                pause *= 2
-            try:
-                await self._api.create(EVENTS, event, _EVENTS_OF_NODES)
-            except ApiError as error:
-                problem = f"{error.status or ''} {error.message.partition(': ')[2]}".strip()
-                if not error.is_passing:
-                    break
-            else:
-                return ""
-        return problem
-
-    def _event(self, reason: str, message: str, *, is_normal: bool) -> dict[str, Any]:
-        """An event of v1; the uid of a node is its name there, as in the kubelet's own events."""
-        node, now = self._node, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{node}.{time.time_ns():x}", "namespace": _EVENTS_OF_NODES},
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
-            "reason": reason,
-            "message": message[:_LONGEST_EVENT],
-            "type": "Normal" if is_normal else "Warning",
-            "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "source": {"component": _COMPONENT, "host": node},
-            "reportingComponent": _COMPONENT,
-            "reportingInstance": node,
-        }

@@ -1,26 +1,19 @@
-"""Whether a device may be given to a pod, and why not: one set of rules for all who ask.
-
-Before a container starts with devices, they are verified, and reset if their resource says so.
-"""
+"""Whether a device may be given to a pod, and why not: one set of rules for all who ask."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from errno import EACCES, EPERM, EROFS
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker, diagnostics_of, finding
-from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
+from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker
 from vfiomgr.expressions import expression
-from vfiomgr.node.messages import Problem
 from vfiomgr.node.model import HealthFacts, NodeUnit
 from vfiomgr.passthrough.isolation import reserved_region
 from vfiomgr.passthrough.readiness_hints import bind_remedy
-from vfiomgr.paths import PCI_DEVICES, VFIO_CDEVS
+from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -32,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.errors import HostError
-    from vfiomgr.host.tree import HostTree
-    from vfiomgr.library import Host
-    from vfiomgr.node.messages import Question
-    from vfiomgr.node.model import Inventory
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import DeviceUser
@@ -389,88 +378,3 @@ def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[D
     withheld = () if quarantined is None else (quarantined,)
     unreadable = () if known.is_given(unit) else known.unreadable
     return RULES.run(UnitContext(host, unit, known), *withheld, *unreadable).findings
-
-
-_FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
-
-
-def may_reset(tree: HostTree) -> bool:
-    """Whether attributes of devices can be written: in a pod, /sys is read-only."""
-    return tree.is_live and os.access(tree.locate(PCI_DEVICES), os.W_OK)
-
-
-def is_of_device(error: VfiomgrError) -> bool:
-    """Whether a reset failed because of the device, not because this process may not write."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, NeedsRoot | UsageError):
-            return False
-        if isinstance(cause, OSError | WriteFailed) and cause.errno in _FORBIDDEN:
-            return False
-        cause = cause.__cause__
-    return True
-
-
-def find_problems(
-    host: Host,
-    question: Question,
-    seen: HostSnapshot,
-    found: Inventory,
-    crashes: Mapping[str, Diagnostic],
-) -> Iterator[Problem]:
-    """Why a container must not start with the devices of a question."""
-    resource = found.resource(question.resource)
-    units = {unit.id: unit for unit in resource.units} if resource else {}
-    if not question.resource:  # devices of claims must only answer
-        for each in found.units:
-            silent = next((r for r in each.reasons if r.rule == "silent-device"), None)
-            if silent is not None and each.id in question.verify:
-                yield Problem(each.id, silent.summary)
-        return
-    for device in question.verify:
-        unit = units.get(device)
-        if unit is None:
-            yield Problem(device, f"{device} is not a device of {question.resource}")
-        elif unit.reasons:
-            yield Problem(device, "; ".join(each.summary for each in unit.reasons))
-        elif device in crashes:
-            yield Problem(device, crashes[device].summary)
-        elif resource is not None and resource.resets:
-            yield from _reset(host, unit, seen)
-
-
-def _reset(host: Host, unit: NodeUnit, seen: HostSnapshot) -> Iterator[Problem]:
-    """Reset a device, unless a guest has it already: Kata starts its guest before containers.
-
-    VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
-    The kubelet has given the device to the pod already, which `in-use` allows.
-    """
-    if unit.kind != "function" or any(
-        user.node in unit.nodes for user in seen.users.processes or ()
-    ):
-        return
-    if not may_reset(host.tree):
-        return
-    for address in unit.addresses:
-        try:
-            host.reset(address, allow=("in-use",))
-        except Refusal as refusal:
-            reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
-            yield Problem(unit.id, f"cannot reset {address}: {reasons}")
-        except VfiomgrError as error:
-            yield Problem(unit.id, error.message, has_failed_reset=is_of_device(error))
-
-
-def skipped_resets(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
-    """The resources whose devices are not reset although their settings say so."""
-    for resource in found.resources:
-        if resource.resets and not may_reset(tree):
-            yield finding(
-                "reset-skipped",
-                "warning",
-                f"devices of {resource.name} are not reset before containers start",
-                (f"{PCI_DEVICES} is not writable",),
-                "VFIO resets a device when it is opened and closed",
-                "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service",
-                subject=resource.name,
-            )

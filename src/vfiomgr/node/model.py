@@ -34,7 +34,7 @@ class OnDemand(Value):
     """How claims bind devices of the host, and return them: a rule of the node's layout."""
 
     driver: str | None = None
-    """The VFIO driver; None for the one that fits best."""
+    """The VFIO driver; None for the best match."""
     is_sticky: bool = False
     """Whether the devices stay on it after a claim."""
     allow: tuple[Override, ...] = ()

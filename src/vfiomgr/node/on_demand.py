@@ -1,7 +1,7 @@
 """Devices on host drivers that ResourceClaims bind, and return: a layout marks them as on-demand.
 
-What is published of such a device is the same before, during and after a claim, so that no slice is
-written for a bind: its driver is the one that a guest finds.
+The published attributes of such a device are the same before, during and after a claim, so that a
+bind writes no slice. `driver` is therefore always the VFIO driver.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from tests import pages
 from tests.fakes.api_server import ApiServer
 from tests.unit.node.stories import start_guest, until
 from tests.unit.node.test_agent import GPUS, NAME, running, waiting_agent
-from vfiomgr.node import api_server as events_module
-from vfiomgr.node.api_server import Events
+from vfiomgr.node import events as events_module
+from vfiomgr.node.events import Events
 from vfiomgr.node.messages import EventSettings, Report
 from vfiomgr.node.model import Inventory
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.kubelet import Container, Kubelet
 from tests.unit.node.stories import NAME, resource
-from vfiomgr.node import kubelet
-from vfiomgr.node.kubelet import PodLedger
+from vfiomgr.node import pods
 from vfiomgr.node.model import Inventory
+from vfiomgr.node.pods import PodLedger
 from vfiomgr.users import node_agent
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def test_one_call_serves_all_who_ask_in_a_second(place: Path) -> None:
 async def test_a_kubelet_that_is_silent_is_not_awaited_longer_than_commands_wait(
     place: Path,
 ) -> None:
-    assert kubelet._PATIENCE < node_agent.PATIENCE
+    assert pods._PATIENCE < node_agent.PATIENCE
 
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(place / "s"))
@@ -107,7 +107,7 @@ async def test_an_allocation_counts_until_the_kubelet_names_its_pod(
         await ledger.ask()
         assert list(ledger.allocated(OFFERED)) == [SECOND]
         assert 0 <= ledger.allocated(OFFERED)[SECOND] < 5
-        monkeypatch.setattr("vfiomgr.node.kubelet._NAMING", 0.0)
+        monkeypatch.setattr("vfiomgr.node.pods._NAMING", 0.0)
         ledger._called_at -= 1
         await ledger.ask()
         assert ledger.allocated(OFFERED) == {}

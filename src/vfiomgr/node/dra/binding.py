@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import diagnostics_of, refuse, refuse_if_any
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import HostError, Refusal, RolledBack
-from vfiomgr.node.health import may_reset
 from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.node.on_demand import request_of, unit_of
+from vfiomgr.node.verifying import may_reset
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
 from vfiomgr.pci.model import PciAddress

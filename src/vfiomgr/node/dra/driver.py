@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.binding import Bound
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
-    from vfiomgr.node.kubelet import PodLedger
     from vfiomgr.node.messages import DraSettings, Report
     from vfiomgr.node.metrics import AgentMetrics
     from vfiomgr.node.model import Inventory, NodeUnit
+    from vfiomgr.node.pods import PodLedger
 
 _TICK = 0.5
 """Seconds between looks at the sockets."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.node.dra.counters import MEMORY, gpu_label, offers_by_sums, offers_in_instances, share
+from vfiomgr.node.dra.counters import MEMORY, gpu_label, offers_by_sums, share
+from vfiomgr.node.dra.instances import offers_in_instances
 from vfiomgr.node.dra.model import (
     DRIVER,
     LONGEST_TEXT,

@@ -16,10 +16,11 @@ from vfiomgr.engine.recovery import recover_device
 from vfiomgr.engine.survey import cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
 from vfiomgr.node.dra.binding import Binding
-from vfiomgr.node.health import claim_unreadable, is_of_device, may_reset
+from vfiomgr.node.health import claim_unreadable
 from vfiomgr.node.messages import Order, Result, read, read_record, send, write_record
 from vfiomgr.node.model import NodeSettings, NodeUnit, OnDemand
 from vfiomgr.node.plan import inventory
+from vfiomgr.node.verifying import is_of_device, may_reset
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
 from vfiomgr.value import Value

@@ -1,0 +1,95 @@
+"""Events of the node, which `kubectl describe node` shows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.node.api_server import EVENTS, Api, ApiError, Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.node.messages import EventSettings
+
+_EVENTS_OF_NODES = "default"
+"""Events of nodes, which are in no namespace, are in this one."""
+_COMPONENT = "vfiomgr-node"
+_LONGEST_EVENT = 1024
+"""Characters of the message: as many as events.k8s.io/v1 accepts bytes (NoteLengthLimit)."""
+_ATTEMPTS = 5
+_EVENT_PAUSE = 1.0
+"""Seconds until the next attempt; doubled each time."""
+_WAITING = 100
+"""Events that are kept while the API server does not answer; more are dropped."""
+
+
+class Events:
+    """Writes events one after the other; nothing waits for it."""
+
+    def __init__(
+        self,
+        settings: EventSettings,
+        tell: Callable[[str], None],
+        failed: Callable[[str, str, int], None] = lambda _verb, _resource, _status: None,
+    ) -> None:
+        """`failed` is called for each failed request, as by `Api`."""
+        self._node = settings.node
+        self._api = Api(settings.server, settings.directory, failed)
+        self._trouble = Trouble(tell)
+        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
+
+    def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
+        """Have an event written; `reason` is one word, as `kubectl` shows it."""
+        if not self._waiting.full():
+            self._waiting.put_nowait(self._event(reason, message, is_normal=is_normal))
+
+    async def run(self) -> None:
+        """Write what waits, until the task is cancelled."""
+        try:
+            while True:
+                problem = await self._write(await self._waiting.get())
+                if problem:
+                    self._trouble.report(f"cannot write an event of the node: {problem}")
+                else:
+                    self._trouble.end()
+        finally:
+            await self._api.close()
+
+    async def _write(self, event: dict[str, Any]) -> str:
+        """Write an event; returns why it was dropped."""
+        pause = _EVENT_PAUSE
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(pause)
+                pause *= 2
+            try:
+                await self._api.create(EVENTS, event, _EVENTS_OF_NODES)
+            except ApiError as error:
+                problem = f"{error.status or ''} {error.message.partition(': ')[2]}".strip()
+                if not error.is_passing:
+                    break
+            else:
+                return ""
+        return problem
+
+    def _event(self, reason: str, message: str, *, is_normal: bool) -> dict[str, Any]:
+        """An event of v1; the uid of a node is its name there, as in the kubelet's own events."""
+        node, now = self._node, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{node}.{time.time_ns():x}", "namespace": _EVENTS_OF_NODES},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "reason": reason,
+            "message": message[:_LONGEST_EVENT],
+            "type": "Normal" if is_normal else "Warning",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": _COMPONENT, "host": node},
+            "reportingComponent": _COMPONENT,
+            "reportingInstance": node,
+        }
