@@ -249,7 +249,9 @@ def test_a_bind_and_a_return_write_no_slice(kernel: FakeKernel) -> None:
     device = device_of(first)
     assert (device.attributes["bound"], device.attributes["viable"]) == (False, True)
     assert (device.attributes["driver"], device.taints) == ("vfio-pci", ())
-    richer = (replace(first[0], devices=(replace(device, capacity={"memory": 1 << 34}),)),)
+    known = {**device.attributes, "link": "16 GT/s x16"}
+    more = replace(device, attributes=known, capacity={"memory": 1 << 34})
+    richer = (replace(first[0], devices=(more,)),)
     binding_of(kernel).bind(CARD, OnDemand(), OWNER)
     during = published(kernel, found_on(kernel, CARD), richer)
     assert during == richer
