@@ -192,8 +192,9 @@ def test_a_process_that_lets_go_is_waited_for(kernel: FakeKernel) -> None:
 
 def test_a_process_that_does_not_let_go_is_named(kernel: FakeKernel) -> None:
     holds(kernel)
-    with pytest.raises(Refusal, match=r"is in use by: python3 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"is in use by: python3 \(PID 4711\)") as told:
         binding_of(kernel).bind(CARD, OnDemand(), OWNER)
+    assert told.value.hint == "stop these processes"  # a claim has no options
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import diagnostics_of, refuse, refuse_if_any
+from vfiomgr.diagnostic import diagnostics_of, refusal, refuse, refuse_if_any
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.node.messages import read_record, write_record
@@ -200,10 +200,10 @@ class Binding:
         while True:
             try:
                 change()
-            except Refusal as refusal:
-                rules = {each.rule for each in diagnostics_of(refusal)}
+            except Refusal as refused:
+                rules = {each.rule for each in diagnostics_of(refused)}
                 if not rules or not rules <= _OF_PROCESSES or self._clock() >= end:
-                    raise
+                    raise _for_claims(refused) from None
                 self._sleep(_AGAIN)
             else:
                 return
@@ -234,6 +234,11 @@ class Binding:
     @property
     def _boot(self) -> str:
         return self._tree.read(BOOT_ID) or ""
+
+
+def _for_claims(refused: Refusal) -> Refusal:
+    """The refusal without the options of commands, which a claim does not have."""
+    return refusal(each.without("allow", "at-boot", "only") for each in diagnostics_of(refused))
 
 
 def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
