@@ -398,6 +398,7 @@ def plan_of(
     """The steps to a layout that was already compared with the host.
 
     Raises:
+        UsageError: the driver of an on-demand rule is no VFIO driver.
         Refusal: all reasons against it, of all parts.
 
     """
@@ -414,7 +415,10 @@ def plan_of(
         summary=f"apply the layout {request.name}{which}",
         steps=(*steps, *leftovers),
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
-        notes=distinct(note for part in parts for note in part.plan.notes),
+        notes=(
+            *distinct(note for part in parts for note in part.plan.notes),
+            *(() if request.only else functions.on_demand_notes(host, request.layout)),
+        ),
         alternatives=distinct(one for part in parts for one in part.plan.alternatives),
         already=(_already(right, len(parts)),) if right else (),
         resolves=distinct(name for part in parts for name in part.plan.resolves),

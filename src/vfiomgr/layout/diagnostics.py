@@ -228,6 +228,7 @@ _REMEDIES = {
     "description": "write a text, in quotes if it looks like another type",
     "devices": "write a list of rules, e.g. devices: [{select: all, state: passthrough}]",
     "select": 'use all, or criteria, e.g. select: {class: "0302"}',
+    "sticky": _TRUTH,
     "state": f"write {_STATES}",
     "at_least": "use a whole number from 0, e.g. at_least: 8",
     "allow": f"use some of {', '.join(a for a in OVERRIDES if a not in UNKNOWABLE)}",

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, diagnostics_of, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.errors import Refusal
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.host.owners import ROOT_ONLY
-from vfiomgr.layout.model import SriovRule
-from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, moving_together, use_of
+from vfiomgr.layout.model import OnDemandRule, SriovRule
+from vfiomgr.layout.parts import (
+    Change,
+    Difference,
+    RuleContext,
+    attempt,
+    moving_together,
+    select,
+    use_of,
+)
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough import reset
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -26,7 +35,7 @@ from vfiomgr.vgpu.steps import RunSriovManage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.layout.model import PassthroughRule
+    from vfiomgr.layout.model import Layout, PassthroughRule
     from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -300,3 +309,25 @@ def _virtual(case: RuleContext, rule: SriovRule, physical: PciDevice) -> Iterato
         owner = case.owner(rule.owner)
         bind = Bind(addresses, driver=rule.driver, allow=case.allow, owner=owner)
         yield to_guests(case, bind, name)
+
+
+def on_demand_notes(host: HostSnapshot, layout: Layout) -> Iterator[str]:
+    """The devices that claims bind, and what forbids it at present.
+
+    Raises:
+        UsageError: the driver of a rule is no VFIO driver.
+
+    """
+    for claim in select(host, layout).claims:
+        rule = claim.rule
+        if not isinstance(rule, OnDemandRule):
+            continue
+        for device in claim.devices:
+            bind = Bind((device.address,), rule.driver, allow=frozenset(rule.allow))
+            try:
+                passthrough_plan.plan_bind(host, bind)
+            except Refusal as refused:
+                why = "; ".join(each.summary for each in diagnostics_of(refused))
+                yield f"on demand: {device}; no ResourceClaim can have it now: {why}"
+            else:
+                yield f"on demand: {device}; bound while a ResourceClaim has it"

@@ -600,6 +600,11 @@ BAD = (
         "remove the key",
     ),
     Bad(
+        "a word for a truth",
+        rules("{select: all, state: on-demand, sticky: yes}"),
+        f'5:49: {_RULE}: sticky is "yes", which is not true or false; use true or false',
+    ),
+    Bad(
         "a resource of the host",
         rules("{select: all, state: host, resource: auto}"),
         f"5:36: {_RULE}: unknown key 'resource' here; resource belongs to state: passthrough or "

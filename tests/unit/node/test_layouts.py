@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from msgspec.structs import replace
 
+from tests import api
+from tests.fakes.hosts import workstation
 from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, notes, offered, vgpu_node
+from vfiomgr.engine.registry import plan
+from vfiomgr.errors import UsageError
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.model import Layout, PassthroughRule
+from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.node.layouts import drift, resource_rules
 from vfiomgr.node.model import CONSUMERS, NodeSettings, ResourceRule
 from vfiomgr.node.plan import inventory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOST = node_of(A40, at(A40, 7), at(A40, 9))
 
@@ -112,3 +120,18 @@ def test_devices_on_other_drivers_than_their_rules_say_are_drift(
 def test_the_consumers_of_layouts_are_those_of_the_agent() -> None:
     known = PassthroughRule.model_fields["consumer"].annotation
     assert set(get_args(get_args(known)[0])) == set(CONSUMERS)
+
+
+def test_a_plan_names_the_devices_that_claims_bind(tmp_path: Path) -> None:
+    host = api.scan(workstation(tmp_path))
+    two = layout("{select: {address: ['0000:01:00.0', '0000:04:01.0']}, state: on-demand}")
+    made = plan(host, ApplyLayout("node", two))
+    assert made.is_empty
+    card, disk = made.notes
+    assert card.startswith("on demand: 0000:01:00.0 ")
+    assert card.endswith("; bound while a ResourceClaim has it")
+    assert "no ResourceClaim can have it now: " in disk
+    assert "has a disk that the host uses" in disk
+    wrong = layout("{select: {address: '0000:01:00.0'}, state: on-demand, driver: nvidia}")
+    with pytest.raises(UsageError, match="nvidia is not a VFIO driver"):
+        plan(host, ApplyLayout("node", wrong))
