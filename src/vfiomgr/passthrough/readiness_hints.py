@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic, Option
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
@@ -44,6 +44,9 @@ def how_to_bind(
     return "; ".join(dict.fromkeys(told)) or command
 
 
+BOUND_BY_CLAIM = "bound when a ResourceClaim gets it (state: on-demand in the layout of the agent)"
+"""What becomes of a device that the layout of the node agent marks as on-demand."""
+
 _OF_HOST: tuple[Override, ...] = ("mounted-disk", "default-route")
 """What the host itself uses: no finding of a check advises to override these."""
 
@@ -58,6 +61,8 @@ class BindRemedy(Remedy, kw_only=True):
 
     def is_useful(self, host: object) -> bool:
         """Whether the request has something to do, and no safety check refuses it."""
+        if self._on_demand(host):
+            return False
         try:
             return bool(self._plan(host).steps)
         except VfiomgrError:
@@ -65,6 +70,8 @@ class BindRemedy(Remedy, kw_only=True):
 
     def instead(self, host: object) -> tuple[Remedy, ...]:
         """The remedies of the refusal; if nothing is left to plan, what is left to do."""
+        if claimable := self._on_demand(host):
+            return tuple(Remedy(f"{name} is {BOUND_BY_CLAIM}", joint="; ") for name in claimable)
         try:
             plan = self._plan(host)
         except VfiomgrError as error:
@@ -81,6 +88,12 @@ class BindRemedy(Remedy, kw_only=True):
             return (Remedy(f"reboot to bind {', '.join(pending)} by udev rule"),)
         shown = (f"{name} is already bound, see its state: vfiomgr show {name}" for name in names)
         return tuple(Remedy(text, joint="; ") for text in shown)
+
+    def _on_demand(self, host: object) -> tuple[PciAddress, ...]:
+        """The functions that claims bind: a bind by hand would take them from the host driver."""
+        snapshot = cast("HostSnapshot", host)
+        own = map(snapshot.device_named, map(str, self.request.addresses))
+        return tuple(d.address for d in own if d is not None and snapshot.is_on_demand(d))
 
     def _plan(self, host: object) -> Plan:
         allow = self.request.allow | {"in-use"}
@@ -158,6 +171,9 @@ def tell_how_to_bind(source: HostSource, host: HostSnapshot, devices: Iterable[P
             source.on_note(f"{device} has no vGPU; create one with: {create}")
             continue
         begin = f"{device} is on {device.driver or 'no driver'}"
+        if host.is_on_demand(device):
+            source.on_note(f"{begin}; it is {BOUND_BY_CLAIM}")
+            continue
         diagnostics = diagnostics_to_bind(host, [device])
         for found in (each for each in diagnostics if each not in told):
             shown = found.summary

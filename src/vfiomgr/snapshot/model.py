@@ -258,6 +258,11 @@ class HostSnapshot(HostFacts):
         agent = self.users.agent
         return None if agent is None else agent.claimed.get(_given_name(holder))
 
+    def is_on_demand(self, device: PciDevice) -> bool:
+        """Whether ResourceClaims bind the function, by the layout of the running agent."""
+        agent = self.users.agent
+        return agent is not None and str(device.address) in agent.bound_by_claims
+
     def allocated_ago(self, holder: Holder) -> float | None:
         """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
         agent = self.users.agent

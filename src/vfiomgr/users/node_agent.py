@@ -136,6 +136,11 @@ class NodeStatus(Value, dict=True):
         return claims | more
 
     @cached_property
+    def bound_by_claims(self) -> frozenset[str]:
+        """The addresses of the devices that claims bind, and return."""
+        return frozenset(name for device in self.on_demand for name in device.addresses)
+
+    @cached_property
     def allocated(self) -> Mapping[str, float]:
         """The seconds since devices were given to pods that the kubelet has not named yet."""
         ages = ((name, device.allocated_ago) for name, device in self._devices())

@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device, with_facts
+from vfiomgr.passthrough.readiness_hints import BOUND_BY_CLAIM, bind_remedy, tell_how_to_bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.source import HostSource, write_snapshot
 from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.node_agent import DeviceStatus, NodeStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +84,23 @@ def test_a_gpu_without_driver_where_gim_is_loaded_is_not_to_be_bound(
     text = shown(run, tmp_path, with_facts(host_of(gpu), pci_drivers=drivers))
     assert ("vfiomgr explain gim-no-sriov" in text) is is_for_gim
     assert ("not yet: vfiomgr bind" in text) is not is_for_gim
+
+
+def test_a_device_that_claims_bind_is_not_to_be_bound_by_hand(run: Run, tmp_path: Path) -> None:
+    native = replace(GPU, driver="nvidia")
+    device = DeviceStatus(str(GPU.address), (str(GPU.address),), (), True, "")  # noqa: FBT003
+    agent = NodeStatus(1, "/p", has_kubelet=True, on_demand=(device,))
+    host = with_facts(host_of(native), agent=agent)
+    text = shown(run, tmp_path, host)
+    assert "bound when a ResourceClaim gets it" in text
+    assert "vfiomgr bind" not in text
+    assert "on demand" in run("--snapshot", str(tmp_path / "host.json"), "list").stdout
+    remedy = bind_remedy(f"vfiomgr bind {GPU.address}", [native])
+    assert not remedy.is_useful(host)
+    assert [str(each) for each in remedy.instead(host)] == [f"{GPU.address} is {BOUND_BY_CLAIM}"]
+    assert bind_remedy("", [native]).is_useful(host_of(native))
+    notes: list[str] = []
+    source = HostSource()
+    vars(source)["on_note"] = notes.append
+    tell_how_to_bind(source, host, [native])
+    assert notes == [f"{native} is on nvidia; it is {BOUND_BY_CLAIM}"]

@@ -62,7 +62,8 @@ def list_devices(
     open), vgpu (it has active vGPUs) or no driver. VRAM starts with <= where only an upper bound is
     known. USED BY names domains, pods and processes that have the device open.
 
-    The VFs of a listed device are shown in its NOTES. JSON and YAML list each VF.
+    The VFs of a listed device are shown in its NOTES. JSON and YAML list each VF. "on demand" in
+    NOTES: a ResourceClaim binds the device, by the layout of the node agent.
 
     With --persistent, the functions that are bound at each boot are listed: by `bind --persist`, by
     an installed layout and by driverctl.
@@ -207,6 +208,8 @@ def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
 def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]) -> Iterator[str]:
     if device.is_boot_display:
         yield "console's display"
+    if host.is_on_demand(device):
+        yield "on demand"
     if device.virtual_functions:
         yield counted(len(device.virtual_functions), "VF")
     if device.physical_function:

@@ -17,6 +17,7 @@ from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import is_for_gim, unusable
 from vfiomgr.passthrough.isolation import iommu_unread
+from vfiomgr.passthrough.readiness_hints import BOUND_BY_CLAIM
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
@@ -316,6 +317,8 @@ def _readiness(
     elif device.driver is None and is_for_gim(host, device):
         yield ("guest-ready", "no: the driver gim is loaded, but does not use it")
         yield ("remedy", "if guests are to get virtual functions: vfiomgr explain gim-no-sriov")
+    elif host.is_on_demand(device) and not device.is_on_vfio:
+        yield ("guest-ready", BOUND_BY_CLAIM)
     else:
         left = blockers(host.group_members(device.iommu_group)) if device.is_on_vfio else ()
         names = " ".join(str(each.address) for each in left or (device,))
