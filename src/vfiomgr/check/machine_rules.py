@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _HIDE = "xen-pciback.hide"
 _HIDDEN = expression(r"\(([^()]*)\)")
-_FUNCTION = expression(r"(?i)(?:[0-9a-f]{1,4}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.(?:[0-7]|\*)")
+_FUNCTION = expression(
+    r"(?i)(?:(?:0x)?0*[0-9a-f]{1,4}:)?(?:0x)?0*[0-9a-f]{1,2}:"
+    r"(?:\*\.\*|(?:0x)?0*[01]?[0-9a-f]\.(?:(?:0x)?0*[0-7]|\*))"
+)
 _XEN_CMDLINE = "/opt/xensource/libexec/xen-cmdline"
 
 
@@ -28,8 +31,13 @@ def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
         wrong = [each for each in given if not _FUNCTION.fullmatch(each)]
         if not wrong:
             continue
-        value = "".join(f"({_corrected(each)})" for each in given)
-        is_server = facts.distribution is not None and facts.distribution.id == "xenenterprise"
+        right = [_corrected(each) for each in given]
+        value = "".join(f"({each})" for each in right)
+        write = f"write {_HIDE}={value}{command_line(host)}"
+        if not all(_FUNCTION.fullmatch(each) for each in right):
+            write = f"write each function as (DDDD:BB:DD.F){command_line(host)}"
+        elif facts.distribution is not None and facts.distribution.id == "xenenterprise":
+            write = f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
         yield finding(
             "xen-hide-invalid",
             "warning",
@@ -37,12 +45,7 @@ def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             (f"/proc/cmdline: {one.word}",),
             "pciback stops at the first invalid address: that function and the next ones stay with "
             "dom0",
-            (
-                f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
-                if is_server
-                else f"write {_HIDE}={value}{command_line(host)}"
-            )
-            + ", and reboot",
+            f"{write}, and reboot",
         )
 
 
@@ -71,22 +74,28 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
 
 _OF_BMC = ("102b", "1a03")
 """Vendors of the graphics of BMCs: Matrox and ASPEED."""
+_IOMMU_WORD = expression(r"(?:intel_iommu|iommu|iommu\.passthrough)=")
+_IS_ON = expression(r"intel_iommu=(?:\S*,)?on(?:,|$)")
+_IS_MODE = expression(r"iommu=(?:\S*,)?(?:no)?pt(?:,|$)|iommu\.passthrough=")
+_MAPS_ALL = expression(r"iommu=(?:\S*,)?pt(?:,|$)|iommu\.passthrough=(?:1|[yY]|on)")
+"""Of the words about passthrough the last counts (arch/x86/kernel/pci-dma.c: iommu_setup)."""
 _BY_DEFAULT = "the IOMMU is on by default in this kernel (CONFIG_INTEL_IOMMU_DEFAULT_ON)"
 
 
 def iommu_blocks_host(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report functions of the host whose DMA VT-d blocks, which a mode of the IOMMU avoids."""
     logged = [one for one in facts.kernel_log or () if one.name == "dmar-fault" and one.address]
-    known = [(host.device_named(one.address), one) for one in logged]
-    own = [(device, one) for device, one in known if device and not device.is_for_guests]
-    words = [w for w in host.kernel.words if w.startswith(("intel_iommu=on", "iommu=", "iommu.p"))]
-    if not own or "iommu=pt" in words or "iommu.passthrough=1" in words:
+    used = {one.address for one in facts.kernel_log or () if "vfio" in one.text}
+    known = [(host.device_named(one.address), one) for one in logged if one.address not in used]
+    own = [(d, one) for d, one in known if d and not (d.is_for_guests or host.origin(d))]
+    words = [word for word in host.kernel.words if _IOMMU_WORD.match(word)]
+    modes, switches = ([w for w in words if e.match(w)] for e in (_IS_MODE, _IS_ON))
+    if not own or (modes and _MAPS_ALL.match(modes[-1])):
         return
     is_bare = not any(
         d.is_graphics_or_accelerator and d.vendor_id not in _OF_BMC for d in host.devices
     )
     only = " (this host has no GPU but that of its BMC)" if is_bare else ""
-    switch = "remove intel_iommu=on" if words else "add intel_iommu=off"
     yield finding(
         "iommu-blocks-host",
         "warning",
@@ -96,7 +105,12 @@ def iommu_blocks_host(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnost
             f"/proc/cmdline: {' '.join(words) or 'no intel_iommu= and no iommu='}",
         ),
         "the firmware does not describe all memory that the device uses, or its driver is wrong"
-        + ("" if words else f", and {_BY_DEFAULT}"),
-        f"update the firmware, and add iommu=pt, which maps all memory for devices of the host; if "
-        f"no device is for guests{only}, {switch}{command_line(host)}; then reboot",
+        + ("" if switches else f", and {_BY_DEFAULT}"),
+        f"update the firmware, and {_set('iommu=pt', modes)}, which maps all memory for devices of "
+        f"the host; if no device is for guests{only}, {_set('intel_iommu=off', switches)}"
+        f"{command_line(host)}; then reboot",
     )
+
+
+def _set(word: str, instead: list[str]) -> str:
+    return f"replace {' '.join(instead)} with {word}" if instead else f"add {word}"

@@ -12,6 +12,7 @@ from tests.unit.host_files import tree_of
 from vfiomgr.check.facts import read_readiness
 from vfiomgr.check.model import Distribution, SelinuxDenial
 from vfiomgr.messages.known import LoggedMessage
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import Bar
 
 if TYPE_CHECKING:
@@ -70,16 +71,19 @@ def test_bars_below_a_page_for_cloud_hypervisor(
 @pytest.mark.parametrize(
     ("value", "corrected"),
     [
-        ("(0b:00.0)(0b::00.1)", "(0000:0b:00.0)(0000:0b:00.1)"),
+        ("(0b:00.0)(0b::00.1)", "xen-pciback.hide=(0000:0b:00.0)(0000:0b:00.1)"),
         ("(0000:0b:00.0)(0b:00.1)", None),
         ("(0000:0b:00.*)", None),
+        ("(03:*.*)(0000:03:*.*)(0x0b:0x0.0x1)(00000b:00.0)", None),
+        ("(0b:00.0)(0b-00.1)", "each function as (DDDD:BB:DD.F)"),
+        ("(0b::20.1)", "each function as (DDDD:BB:DD.F)"),
     ],
 )
 def test_addresses_that_pciback_does_not_accept(value: str, corrected: str | None) -> None:
     words = f"ro xen-pciback.hide={value} quiet"
     finding = found(kernel(host(readiness=facts()), command_line=words), "xen-hide-invalid")
     assert (finding is not None) is (corrected is not None)
-    assert finding is None or f"xen-pciback.hide={corrected}" in finding.remedy
+    assert finding is None or f"write {corrected}" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -132,8 +136,14 @@ FAULT = LoggedMessage("dmar-fault", "DMAR: [DMA Read] Request device [04:00.0]",
     ("words", "driver", "advice"),
     [
         ("ro quiet", "ahci", "add intel_iommu=off"),
-        ("ro intel_iommu=on", "ahci", "remove intel_iommu=on"),
+        ("ro intel_iommu=on", "ahci", "replace intel_iommu=on with intel_iommu=off"),
+        ("ro intel_iommu=sm_on", "ahci", "add intel_iommu=off"),
+        ("ro iommu=nopt", "ahci", "replace iommu=nopt with iommu=pt"),
+        ("ro iommu=nopt", "ahci", "add intel_iommu=off"),
+        ("ro iommu.passthrough=0", "ahci", "replace iommu.passthrough=0 with iommu=pt"),
         ("ro intel_iommu=on iommu=pt", "ahci", None),
+        ("ro iommu=nopt iommu=soft,pt", "ahci", None),
+        ("ro iommu.passthrough=y", "ahci", None),
         ("ro intel_iommu=on", "vfio-pci", None),
     ],
 )
@@ -145,3 +155,14 @@ def test_dma_of_the_host_that_vt_d_blocks(words: str, driver: str, advice: str |
     assert finding is None or (str(advice) in finding.remedy and "iommu=pt" in finding.remedy)
     quiet = kernel(host(disks, readiness=facts()), command_line=words)
     assert found(quiet, "iommu-blocks-host") is None
+
+
+def test_dma_that_vt_d_blocks_for_a_device_that_a_guest_had() -> None:
+    gpu = device(driver="nvidia")
+    reset = LoggedMessage("reset-failed", "vfio-pci 0000:04:00.0: not ready", FAULT.address)
+    there = kernel(host(gpu, readiness=facts(kernel_log=(FAULT,))), command_line="ro quiet")
+    assert found(there, "iommu-blocks-host") is not None
+    logged = replace(there, readiness=facts(kernel_log=(reset, FAULT)))
+    assert found(logged, "iommu-blocks-host") is None
+    saved = OriginalState(gpu.identity, DriverState(gpu.driver, None), None, "b")
+    assert found(kernel(replace(there, origins=(saved,)), boot_id="b"), "iommu-blocks-host") is None
