@@ -93,26 +93,27 @@ def read_distribution(tree: HostTree) -> Distribution | None:
     )
 
 
-_OPTIONS_OF = {
-    "/etc/default/grub": expression(
-        r"""^[ \t]*GRUB_CMDLINE_LINUX(?:_DEFAULT)?=(["']?)(.*)\1[ \t]*$""", re.MULTILINE
-    ),
-    "/boot/syslinux/syslinux.cfg": expression(r"^[ \t]*(?i:append)([ \t]+)(.*)$", re.MULTILINE),
-}
+_GRUB_OPTIONS = expression(
+    r"^[ \t]*(GRUB_CMDLINE_LINUX(?:_DEFAULT)?)(\+?)="
+    r"""(?:"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)'|(\S*))""",
+    re.MULTILINE,
+)
+_VARIABLE = expression(r"\$\{?(\w+)\}?")
+_SYSLINUX_OPTIONS = expression(r"^[ \t]*(?i:append)[ \t]+(.*)$", re.MULTILINE)
 
 
 def _boot_files(tree: HostTree) -> dict[str, str]:
     """The options in files of GRUB, and of syslinux for its first entry."""
     found: dict[str, str] = {}
-    for file, pattern in _OPTIONS_OF.items():
-        matches = list(pattern.finditer(text_of(tree, file) or ""))
-        if not matches:
-            continue
-        if "syslinux" in file:
-            found[file] = matches[0][2]
-        else:  # a shell reads it: the last assignment of a variable counts
-            last = {match[0].partition("=")[0].strip(): match[2] for match in matches}
-            found[file] = " ".join(last.values())
+    values: dict[str, str] = {}
+    grub, syslinux = "/etc/default/grub", "/boot/syslinux/syslinux.cfg"
+    for match in _GRUB_OPTIONS.finditer(text_of(tree, grub) or ""):  # a shell reads it, in order
+        name, adds, *given = match.groups("")
+        value = _VARIABLE.sub(lambda used: values.get(used[1], ""), "".join(given))
+        values[name] = f"{values.get(name, '')}{value}" if adds else value
+        found[grub] = " ".join(values.values())
+    if first := _SYSLINUX_OPTIONS.search(text_of(tree, syslinux) or ""):
+        found[syslinux] = first[1]
     return found
 
 

@@ -478,6 +478,8 @@ def test_a_fault_of_the_running_kernel_is_named(
 
 
 GRUB = "etc/default/grub: GRUB_CMDLINE_LINUX_DEFAULT='quiet intel_iommu=on'\\nGRUB_CMDLINE_LINUX="
+OF_GRUB = "intel_iommu=on of /etc/default/grub"
+ADDING = "GRUB_CMDLINE_LINUX_DEFAULT"
 LIMINE = """
     etc/os-release: ID=slackware
     etc/unraid-version: version=7.2.3
@@ -489,11 +491,17 @@ LIMINE = """
 @pytest.mark.parametrize(
     ("text", "line", "lost"),
     [
-        (GRUB, "BOOT_IMAGE=/vmlinuz quiet", "intel_iommu=on of /etc/default/grub"),
+        (GRUB, "BOOT_IMAGE=/vmlinuz quiet", OF_GRUB),
         (GRUB, "BOOT_IMAGE=/vmlinuz intel_iommu=on", None),
         (GRUB, None, None),
         (GRUB.replace("intel_iommu=on", "splash"), "quiet", None),
         (f"#{GRUB}", "quiet", None),
+        (GRUB + '"$GRUB_CMDLINE_LINUX_DEFAULT ${GRUB_CMDLINE_LINUX}"', "quiet", OF_GRUB),
+        (GRUB + f"\\n{ADDING}='quiet'", "quiet", None),
+        (GRUB + f'\\n{ADDING}="${ADDING} splash" # more', "quiet", OF_GRUB),
+        (GRUB + f'\\n{ADDING}="${{{ADDING}}} splash"', "quiet", OF_GRUB),
+        (GRUB + f"\\n{ADDING}+=' iommu=pt'", "quiet", f"intel_iommu=on iommu=pt{OF_GRUB[14:]}"),
+        (GRUB + f'\\n{ADDING}="${{{ADDING}}} splash"', "intel_iommu=on", None),
         (LIMINE, "", "iommu=pt of /boot/syslinux/syslinux.cfg"),
         (LIMINE, "BOOT_IMAGE=/bzimage iommu=pt", None),
     ],
