@@ -467,7 +467,7 @@ def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             "in-use",
             device,
             f"{device} is in use by: {_named(users)}",
-            "stop these processes",
+            _ending(users),
             allow("in-use"),
             override="in-use",
         )
@@ -500,16 +500,11 @@ def held_by_pod(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
     pod = host.pod_of(holder)
     users = host.users.of_nodes(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):
-        namespace, _, name = pod.partition("/")
-        columns = "UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
-        find = f"kubectl get pods -A -o custom-columns={columns} | grep {pod}"
         yield blocker(
             "held-by-pod",
             holder,
             f"{holder} belongs to pod {pod}",
-            f"delete the pod: kubectl -n {namespace} delete pod {name}"
-            if name
-            else f"find the pod with this UID, and delete it: {find}",
+            _deleting(pod),
             allow("in-use"),
             override="in-use",
         )
@@ -563,6 +558,23 @@ def stuck(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             f"{'stop these processes' if users else 'check dmesg, then reboot'}, "
             "then run: vfiomgr recover",
         )
+
+
+def _deleting(pod: str) -> str:
+    """How to delete a pod, NAMESPACE/NAME or a UID."""
+    namespace, _, name = pod.partition("/")
+    if name:
+        return f"delete the pod: kubectl -n {namespace} delete pod {name}"
+    columns = "UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+    find = f"kubectl get pods -A -o custom-columns={columns} | grep {pod}"
+    return f"find the pod with this UID, and delete it: {find}"
+
+
+def _ending(users: Iterable[DeviceUser]) -> str:
+    """How to end processes: all are in one pod, or not."""
+    pods = {user.pod for user in users}
+    only = pods.pop()
+    return "stop these processes" if only is None or pods else _deleting(only)
 
 
 def _named(users: Iterable[DeviceUser]) -> str:

@@ -48,13 +48,13 @@ class DeviceUser(Value):
     guest: str | None = None
     """The name of QEMU's guest (-name): the domain of libvirt, the sandbox of Kata."""
     pod: str | None = None
-    """The pod of such a sandbox, `namespace/name`, where its runtime keeps it."""
+    """The pod of the process, `namespace/name`, or its UID if no file of the host names it."""
 
     def __str__(self) -> str:
         """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""
+        if self.pod:  # its unit is the container's, a long number
+            return f"pod {self.pod} ({self.command}, PID {self.pid})"
         place = f"PID {self.pid}{f', {self.unit}' if self.unit else ''}"
-        if self.pod:
-            return f"pod {self.pod} ({self.command}, {place})"
         if self.guest:
             return f"guest {self.guest} ({self.command}, {place})"
         return f"{self.command} ({place})"

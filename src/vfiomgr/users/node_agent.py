@@ -433,7 +433,7 @@ def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
         )
         report(UnknownUsers("pods", why, remedy))
         return None
-    names, kept = _pods(tree), set(tree.children(_PODS))
+    names, kept = pod_names(tree), set(tree.children(_PODS))
     is_in_use = not kept.isdisjoint(names)  # with another --root-dir, _PODS is absent, empty or old
     found = []
     for entry in entries:
@@ -472,8 +472,8 @@ def _entries(tree: HostTree) -> list[_Entry]:
     return entries
 
 
-def _pods(tree: HostTree) -> dict[str, str]:
-    """The pods by UID, as NAMESPACE/NAME."""
+def pod_names(tree: HostTree) -> dict[str, str]:
+    """The pods of the host by UID, as NAMESPACE/NAME."""
     found = (name.rpartition("_") for name in tree.children(_LOGS))
     return {uid: pod.replace("_", "/") for pod, _, uid in found}
 

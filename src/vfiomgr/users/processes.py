@@ -18,6 +18,7 @@ from vfiomgr.paths import PCI_DRIVERS, HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.users.disks import functions_below, remote_places
 from vfiomgr.users.model import DeviceUser, UnknownUsers, warn
+from vfiomgr.users.node_agent import pod_names
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ _BUNDLES = (
     "/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io/{}/config.json",
     "/run/containers/storage/overlay-containers/{}/userdata/config.json",
 )
-"""The OCI configuration of a sandbox: of containerd, of the one in k3s and RKE2, of CRI-O."""
+"""The OCI configuration of a sandbox or a container: of containerd, of the one in k3s and RKE2, of
+CRI-O."""
 _ANNOTATIONS = (
     ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name"),
     ("io.kubernetes.cri-o.Namespace", "io.kubernetes.cri-o.KubeName"),
@@ -48,9 +50,11 @@ _ANNOTATIONS = (
 def pod_of(tree: HostTree, guest: str | None) -> str | None:
     """The pod of a guest, `namespace/name`; None for other guests, and where no file names it."""
     found = _SANDBOX.fullmatch(guest or "")
-    if found is None:
-        return None
-    texts = (tree.read_text(HostPath(bundle.format(found[1]))) for bundle in _BUNDLES)
+    return None if found is None else _pod_of_bundle(tree, found[1])
+
+
+def _pod_of_bundle(tree: HostTree, name: str) -> str | None:
+    texts = (tree.read_text(HostPath(bundle.format(name))) for bundle in _BUNDLES)
     return next((pod for text in texts if text and (pod := _pod_in(text))), None)
 
 
@@ -65,6 +69,29 @@ def _pod_in(text: str) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None  # not what a runtime writes
     return None
+
+
+_CGROUP = expression(
+    r"/kube\S*[/-]pod([0-9a-f]{32}|[0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12})"
+    r"(?![0-9a-z])(?:\S*?([0-9a-f]{64}))?"
+)
+"""The pod's UID and the container's ID in a path of /proc/PID/cgroup, in both versions of cgroups.
+
+With cgroupfs `/kubepods/burstable/podUID/ID`, with systemd `kubepods-burstable-podUID.slice/PRE-ID.
+scope`, where the UID has `_` (pod_container_manager_linux.go and cgroup_manager_linux.go in
+pkg/kubelet/cm). The UID of a static pod is a hash (applyDefaults in pkg/kubelet/config/common.go).
+PRE is `cri-containerd` of containerd (getCgroupsPath in internal/cri/server/helpers.go), `crio` of
+CRI-O, also with cgroupfs (internal/config/cgmgr), and `docker`."""
+
+
+def _pod_of_cgroup(tree: HostTree, cgroups: str | None) -> str | None:
+    """The pod that a process is in, `namespace/name`, or its UID where no file names it."""
+    found = _CGROUP.search(cgroups or "")
+    if found is None:
+        return None
+    uid, container = found[1].replace("_", "-"), found[2]
+    pod = pod_names(tree).get(uid) or (container and _pod_of_bundle(tree, container))
+    return pod or uid
 
 
 _PROC = HostPath("/proc")
@@ -430,8 +457,9 @@ def _users(
     tree: HostTree, pid: str, nodes: Iterable[str], disks: Disks, guest: str | None
 ) -> Iterator[DeviceUser]:
     command = tree.read(_PROC / pid / "comm") or "?"
-    unit = _unit(tree.read(_PROC / pid / "cgroup"))
-    pod = pod_of(tree, guest)
+    cgroups = tree.read(_PROC / pid / "cgroup")
+    unit = _unit(cgroups)
+    pod = pod_of(tree, guest) or _pod_of_cgroup(tree, cgroups)
     for node in nodes:
         functions = disks.get(node, ())
         yield DeviceUser(node, int(pid), command, unit, functions, guest, pod)

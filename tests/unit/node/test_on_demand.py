@@ -198,6 +198,17 @@ def test_a_process_that_does_not_let_go_is_named(kernel: FakeKernel) -> None:
     assert drivers(kernel) == ("nvidia", "snd_hda_intel")
 
 
+def test_a_container_is_named_with_its_pod(kernel: FakeKernel) -> None:
+    uid = "6f4bde77-3ab7-4d6f-9c38-6bbf5e6e1ee1"
+    kernel.sysfs.put("/proc/4711/cgroup", f"0::/kubepods/burstable/pod{uid}/{'4f' * 32}\n")
+    kernel.sysfs.put(f"/var/log/pods/ml_train-0_{uid}/main/0.log", "")
+    holds(kernel)
+    user = r"is in use by: pod ml/train-0 \(python3, PID 4711\)"
+    with pytest.raises(Refusal, match=user) as refused:
+        binding_of(kernel).bind(CARD, OnDemand(), OWNER)
+    assert refused.value.hint == "delete the pod: kubectl -n ml delete pod train-0"
+
+
 def test_a_guest_that_still_runs_keeps_its_device(kernel: FakeKernel) -> None:
     binding = binding_of(kernel)
     binding.bind(CARD, OnDemand(), OWNER)
