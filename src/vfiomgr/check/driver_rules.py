@@ -35,7 +35,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.check.model import KernelModule, Readiness
+    from vfiomgr.check.model import KernelModule, ParameterSetting, Readiness
     from vfiomgr.diagnostic import Severity
     from vfiomgr.pci.drivers import PciIdEntry
     from vfiomgr.snapshot.model import HostSnapshot
@@ -486,12 +486,18 @@ def _disks_on(host: HostSnapshot, meant: Sequence[PciDevice]) -> tuple[str, ...]
 
 
 def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report module settings that a later setting replaces with another value."""
+    """Report module settings that a later setting replaces with another value.
+
+    A module that shows the value in /sys has it, and defaults of packages are there to be replaced.
+    """
     for module, name in dict.fromkeys((*_OPTIONS, *_set_options(host, facts))):
         settings = facts.parameter(host.kernel.command_line, module, name)
         values = [_meant(one.value) for one in settings if not one.ignored]
+        now = (facts.module(module).parameters or {}).get(name)
+        if now is not None:
+            values.append(_meant(now))
         for one in settings:
-            if one.ignored and [_meant(one.value)] != values:
+            if one.ignored and _meant(one.value) not in values and not _is_packaged(one.place):
                 yield finding(
                     "module-option-ignored",
                     "warning" if (module, name) in _OPTIONS else "info",
@@ -500,8 +506,13 @@ def ignored_options(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
                     "a built-in module gets its parameters from the kernel command line alone; for "
                     "others the last setting counts: modprobe.d by the names of its files, then "
                     "the kernel command line",
-                    *_in_force(host, facts, module, name),
+                    *_in_force(host, facts, module, name, one),
                 )
+
+
+def _is_packaged(place: str) -> bool:
+    """Whether a package owns the file of a setting; one of that name in /etc replaces it."""
+    return place.startswith(("/usr/lib/", "/lib/"))
 
 
 _VFIO_PCI = "vfio_pci"
@@ -536,18 +547,23 @@ def _set_options(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, st
             yield module, name
 
 
-def _in_force(host: HostSnapshot, facts: Readiness, module: str, name: str) -> Iterator[Remedy]:
-    """How to make the ignored values effective; devices can also be bound by address."""
+def _in_force(
+    host: HostSnapshot, facts: Readiness, module: str, name: str, lost: ParameterSetting
+) -> Iterator[Remedy]:
+    """How to make an ignored value effective; devices can also be bound by address."""
     settings = facts.parameter(host.kernel.command_line, module, name)
     values = dict.fromkeys(v for one in settings for v in one.value.split(","))
-    wanted = f"{name}={','.join(values)}" if name == "ids" else f"{name}=VALUE"
+    last = settings[-1]
+    wanted = f"{name}={','.join(values) if name == 'ids' else lost.value}"
     if facts.module(module).state == "built-in":
         option = f"{module.replace('_', '-')}.{wanted}"
         yield Remedy(f"add to the kernel command line: {option}{command_line(host)}; then reboot")
-    else:
+    elif name == "ids":
         files = [one.place for one in settings if not one.place.startswith("/proc/")]
         done = _edited(host, files[-1]) if files else ""
         yield Remedy(f"keep one setting: options {module} {wanted}{done}")
+    else:
+        yield Remedy(f"to use {wanted}, remove {name}={last.value}{_edited(host, last.place)}")
     if name == "ids":
         meant = _once(
             device
@@ -603,9 +619,12 @@ def _edited(host: HostSnapshot, source: str) -> str:
     place = source.partition(":")[0]
     if place == "/proc/cmdline":
         return f" on the kernel command line{command_line(host)}, and reboot"
+    copied = ""
+    if _is_packaged(place):
+        copied, place = f", a copy of {place}", f"/etc/modprobe.d/{place.rpartition('/')[2]}"
     if why_lost(host.files):
-        return f" in {place}"
-    return f" in {place}, {rebuild_initramfs(host, place)}, and reboot"
+        return f" in {place}{copied}"
+    return f" in {place}{copied}, {rebuild_initramfs(host, place)}, and reboot"
 
 
 def _trouble(meant: Sequence[PciDevice]) -> str | None:

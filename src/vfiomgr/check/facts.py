@@ -257,6 +257,7 @@ _PARAMETERS = {
     "vfio_iommu_type1": ("allow_unsafe_interrupts",),
     "vfio_pci": ("disable_idle_d3",),
 }
+_PARAMETER = expression(r"(?<!\S)\w+(?==)")
 _MODPROBE = tuple(
     f"{above}/modprobe.d" for above in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
@@ -278,13 +279,22 @@ _GZIP = 31
 
 
 def read_modules(
-    tree: HostTree, release: str | None, devices: Sequence[PciDevice]
+    tree: HostTree,
+    release: str | None,
+    devices: Sequence[PciDevice],
+    settings: Sequence[ModuleSetting],
 ) -> tuple[KernelModule, ...]:
-    """The modules of VFIO, nouveau, and the drivers bound to GPUs and accelerators."""
-    names = sorted(_relevant(devices))
+    """The modules of VFIO, nouveau, and the drivers bound to GPUs and accelerators.
+
+    Their parameters are those that rules need and those that modprobe.d sets.
+    """
+    wanted = {name: {*_PARAMETERS.get(name, ())} for name in sorted(_relevant(devices))}
+    for one in settings:
+        if one.command == "options":
+            wanted[one.module] |= set(_PARAMETER.findall(one.arguments))
     builtin = _listed(tree, release, "modules.builtin")
     loadable = _listed(tree, release, "modules.dep")
-    return tuple(_read_module(tree, name, builtin, loadable) for name in names)
+    return tuple(_read_module(tree, name, ps, builtin, loadable) for name, ps in wanted.items())
 
 
 def _relevant(devices: Sequence[PciDevice]) -> set[str]:
@@ -294,10 +304,14 @@ def _relevant(devices: Sequence[PciDevice]) -> set[str]:
 
 
 def _read_module(
-    tree: HostTree, name: str, builtin: set[str] | None, loadable: set[str] | None
+    tree: HostTree,
+    name: str,
+    parameters: set[str],
+    builtin: set[str] | None,
+    loadable: set[str] | None,
 ) -> KernelModule:
     directory = _LOADED / name
-    read = {p: tree.read(directory / "parameters" / p) for p in _PARAMETERS.get(name, ())}
+    read = {p: tree.read(directory / "parameters" / p) for p in sorted(parameters)}
     drivers = (entry.partition(":") for entry in tree.children(directory / "drivers"))
     return KernelModule(
         name=name,
@@ -418,12 +432,13 @@ _CHIP = expression(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
 def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDevice]) -> Readiness:
     """Read all facts that a check needs in addition to a scan."""
     source, config = read_config(tree, release)
+    settings = read_module_settings(tree, devices)
     nodes = tuple(_nodes(tree))
     kept = {node.path for node in nodes}
     has_dev = bool(tree.children(HostPath("/dev")))
     return Readiness(
-        modules=read_modules(tree, release, devices),
-        module_settings=read_module_settings(tree, devices),
+        modules=read_modules(tree, release, devices, settings or ()),
+        module_settings=settings,
         config_source=source,
         config=config,
         has_dev=has_dev,

@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device, with_facts
+from tests.unit.host_files import tree_of
+from vfiomgr.check.facts import read_readiness
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
@@ -25,6 +27,8 @@ from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -772,6 +776,58 @@ def test_every_parameter_of_a_module_that_is_replaced_is_reported(
 def test_parameters_that_nothing_replaces_are_not_reported(known: Readiness, words: str) -> None:
     machine = host(readiness=known, kernel_command_line=words)
     assert severity(machine, "module-option-ignored") is None
+
+
+@pytest.mark.parametrize(
+    ("places", "words", "remedy"),
+    [
+        (("/etc/modprobe.d/a.conf", "/etc/modprobe.d/b.conf"), "", "in /etc/modprobe.d/b.conf"),
+        (
+            ("/etc/modprobe.d/a.conf", "/usr/lib/modprobe.d/b.conf"),
+            "",
+            "in /etc/modprobe.d/b.conf, a copy of /usr/lib/modprobe.d/b.conf",
+        ),
+        (("/etc/modprobe.d/a.conf",), "i915.enable_guc=2", "on the kernel command line"),
+        (("/usr/lib/modprobe.d/a.conf", "/etc/modprobe.d/b.conf"), "", None),
+    ],
+)
+def test_which_setting_is_removed_for_one_without_effect(
+    places: tuple[str, ...], words: str, remedy: str | None
+) -> None:
+    settings = tuple(
+        ModuleSetting(place, "options", "i915", f"enable_guc={value}")
+        for place, value in zip(places, "32", strict=False)
+    )
+    i915 = KernelModule("i915", "loaded")
+    known = host(
+        readiness=facts(modules=(i915,), module_settings=settings), kernel_command_line=words
+    )
+    told = found(known, "module-option-ignored")
+    assert (told is not None) is (remedy is not None)
+    start = f"to use enable_guc=3, remove enable_guc=2 {remedy}"
+    assert told is None or told.remedy.startswith(start)
+
+
+@pytest.mark.parametrize(("value", "is_told"), [("3", False), ("2", True)])
+def test_a_builtin_module_whose_parameter_is_in_force(
+    tmp_path: Path, value: str, *, is_told: bool
+) -> None:
+    gpu = device(class_code="030000", driver="i915", driver_module="i915")
+    read = read_readiness(
+        tree_of(
+            tmp_path,
+            f"""
+            sys/module/i915/parameters/enable_fbc: {value}
+            etc/modprobe.d/i915.conf: options i915 enable_fbc=3
+            lib/modules/6.12/modules.builtin: kernel/drivers/gpu/drm/i915/i915.ko
+            """,
+        ),
+        "6.12",
+        (gpu,),
+    )
+    told = found(host(gpu, readiness=read), "module-option-ignored")
+    assert (told is not None) is is_told
+    assert told is None or "kernel command line: i915.enable_fbc=3" in told.remedy
 
 
 @pytest.mark.parametrize("by_words", [True, False])
