@@ -54,6 +54,15 @@ def test_a_case_replaces_the_meaning_or_the_remedy(
     assert (on_host(known, text, host).remedy != known.remedy) is is_other
 
 
+@pytest.mark.parametrize("name", ["bar-no-space", "bar-unassigned", "nvidia-bar"])
+def test_a_function_that_the_host_lacks_is_one_of_a_guest_or_another_host(name: str) -> None:
+    known = messages_by_name()[name]
+    found = on_host(known, "pci 0000:07:00.0: BAR 1", host_of(GPU))
+    assert found.meaning == known.meaning
+    assert all(word in found.remedy for word in ("a guest", "check domain", "another host"))
+    assert on_host(known, "pci 0000:04:00.0: BAR 1", host_of(GPU)) == known
+
+
 def test_the_first_case_that_holds_counts() -> None:
     known = messages_by_name()["header-type"]
     assert "Stop the processes" in on_host(known, HEADER, USED).remedy
