@@ -429,8 +429,10 @@ def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def mixed_cores(context: PreflightContext) -> Iterator[Diagnostic]:
     """A guest with the host's CPU model that moves between kinds of cores crashes."""
-    parts, domain = context.host.kernel.cpu_parts, context.domain
-    if domain.kind != "kvm" or domain.is_x86 or len(parts) < 2 or domain.cpu.pins:  # noqa: PLR2004
+    parts, domain, cpu = context.host.kernel.cpu_parts, context.domain, context.domain.cpu
+    pinned = frozenset[int]().union(*(cpus for _, cpus in cpu.pins))
+    is_pinned = len(cpu.pins) >= cpu.count and any(pinned.issubset(p) for p in parts.values())
+    if domain.kind != "kvm" or domain.is_x86 or len(parts) < 2 or is_pinned:  # noqa: PLR2004
         return
     one, *_, other = (format_cpulist(cpus) for cpus in parts.values())
     yield finding(
@@ -441,7 +443,7 @@ def mixed_cores(context: PreflightContext) -> Iterator[Diagnostic]:
         "the guest has the CPU model of the core that it starts on, and KVM cannot emulate another "
         "one: it crashes, or does not boot, where a CPU of it runs on the other kind",
         context.fix(
-            f"pin its CPUs to one kind: <vcpu cpuset='{other}'> (or '{one}')",
+            f"pin its CPUs to one kind, also in <vcpupin>: <vcpu cpuset='{other}'> (or '{one}')",
             f"pin QEMU to one kind of cores: taskset -c {other} (or {one})",
         ),
     )

@@ -248,12 +248,12 @@ def _cpu(root: Element) -> DomainCpu:
 
 
 def _pins(root: Element, count: Element | None) -> tuple[tuple[int, frozenset[int]], ...]:
-    """The CPUs of the host for each one of the guest, or for all of them alike."""
+    """The CPUs of the host for each one of the guest; cpuset is for those without vcpupin."""
     single = tuple(_sets_by(root.each("cputune/vcpupin"), "vcpu", _MOST_CPUS, "cpuset"))
-    if single or count is None or not count.get("cpuset"):
+    if count is None or not count.get("cpuset"):
         return single
     alike = set_of(count, count.get("cpuset"))
-    return tuple((number, alike) for number in range(_count(count)))
+    return tuple({**dict.fromkeys(range(_count(count)), alike), **dict(single)}.items())
 
 
 def _hiding(root: Element) -> Iterator[str]:

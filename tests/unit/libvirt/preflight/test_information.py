@@ -546,6 +546,8 @@ def test_kvm_runs_guests_of_its_own_architecture(host_is: str | None, *, is_foun
 
 
 MIXED = {"0xd05": (0, 1, 2, 3), "0xd0b": (4, 5)}
+PIN = "<cputune><vcpupin vcpu='{}' cpuset='{}'/></cputune>"
+ONE_PIN, OTHER_PIN = PIN.format(0, 4), PIN.format(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -553,6 +555,10 @@ MIXED = {"0xd05": (0, 1, 2, 3), "0xd0b": (4, 5)}
     [
         (MIXED, "<vcpu>", True),
         (MIXED, "<vcpu cpuset='4-5'>", False),
+        (MIXED, "<vcpu cpuset='3-4'>", True),
+        (MIXED, f"{ONE_PIN}<vcpu>", True),
+        (MIXED, f"{ONE_PIN}<vcpu cpuset='4-5'>", False),
+        (MIXED, f"{OTHER_PIN}<vcpu cpuset='4-5'>", True),
         ({"0xd0b": (0, 1)}, "<vcpu>", False),
         ({}, "<vcpu>", False),
     ],
