@@ -10,7 +10,7 @@ from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
-from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE
+from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE, VENDOR_RESET_GPUS
 from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.pci.slots import is_integrated
@@ -30,19 +30,6 @@ _OWN_RESET = "device_specific"
 _VENDOR_RESET = "vendor_reset"
 _FAILED = "vendor-reset-failed"
 _PAGE = "https://github.com/gnif/vendor-reset"
-_FAMILIES = {
-    "Polaris 10": "67c0 67c1 67c2 67c4 67c7 67c8 67c9 67ca 67cc 67cf 67d0 67df 6fdf",
-    "Polaris 11": "67e0 67e1 67e3 67e7 67e8 67e9 67eb 67ef 67ff",
-    "Polaris 12": "6980 6981 6985 6986 6987 6995 6997 699f",
-    "Vega 10": "6860 6861 6862 6863 6864 6867 6868 6869 686a 686b 686c 686d 686e 686f 687f",
-    "Vega 20": "66a0 66a1 66a2 66a3 66a4 66a7 66af",
-    "Arcturus (MI100)": "738c",
-    "Navi 10": "7310 7312 7318 7319 731a 731b 731e 731f",
-    "Navi 12": "7360 7362",
-    "Navi 14": "7340 7341 7347 734f",
-}
-"""GPUs that vendor-reset supports (its src/device-db.h, as of 2024)."""
-_FAMILY = {number: name for name, ids in _FAMILIES.items() for number in ids.split()}
 _OOPS_AT_UNBIND = frozenset({"7550"})
 """Navi 48: Radeon RX 9070 and 9070 XT."""
 _OOPS_SOURCE = "https://github.com/CachyOS/linux-cachyos/issues/1023"
@@ -65,7 +52,7 @@ def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
 
 def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report GPUs that may not start again after the kernel's resets."""
-    found = _of(host, frozenset(_FAMILY))
+    found = _of(host, frozenset(VENDOR_RESET_GPUS))
     devices = [d for d in found if _OWN_RESET not in d.reset_method]
     if devices:
         yield finding(
@@ -92,7 +79,7 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 
 def _family(device: PciDevice) -> str:
     methods = f"; {_place(device)}: {' '.join(device.reset_method)}" if device.reset_method else ""
-    return f"{device} is {_FAMILY[device.device_id]}, {_ids(device)}{methods}"
+    return f"{device} is {VENDOR_RESET_GPUS[device.device_id]}, {_ids(device)}{methods}"
 
 
 def _place(device: PciDevice) -> str:
@@ -286,7 +273,7 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
     if not any(d.reset_method for d in host.devices):
         return []
     whole = (d for d in gpus(host) if d.physical_function is None and d.is_responsive)
-    known = _FAMILY.keys() | LOST_BY_RESET | _OOPS_AT_UNBIND
+    known = VENDOR_RESET_GPUS.keys() | LOST_BY_RESET | _OOPS_AT_UNBIND
     return [d for d in whole if not (_is_amd(d) and d.device_id in known)]
 
 

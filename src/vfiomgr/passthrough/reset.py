@@ -71,6 +71,21 @@ LOST_BY_RESET = frozenset({"740f", "74a1", "75a3"})
 """AMD's Instinct MI300X (also reported with the ID of an MI210) and MI355X."""
 LOST_SOURCE = "https://github.com/amd/MxGPU-Virtualization/issues/25"
 
+_FAMILIES = {
+    "Polaris 10": "67c0 67c1 67c2 67c4 67c7 67c8 67c9 67ca 67cc 67cf 67d0 67df 6fdf",
+    "Polaris 11": "67e0 67e1 67e3 67e7 67e8 67e9 67eb 67ef 67ff",
+    "Polaris 12": "6980 6981 6985 6986 6987 6995 6997 699f",
+    "Vega 10": "6860 6861 6862 6863 6864 6867 6868 6869 686a 686b 686c 686d 686e 686f 687f",
+    "Vega 20": "66a0 66a1 66a2 66a3 66a4 66a7 66af",
+    "Arcturus (MI100)": "738c",
+    "Navi 10": "7310 7312 7318 7319 731a 731b 731e 731f",
+    "Navi 12": "7360 7362",
+    "Navi 14": "7340 7341 7347 734f",
+}
+"""AMD GPUs that vendor-reset supports (its src/device-db.h, as of 2024)."""
+VENDOR_RESET_GPUS = {number: name for name, ids in _FAMILIES.items() for number in ids.split()}
+"""Device IDs that vendor-reset supports, with their families."""
+
 
 @plans(Reset)
 def plan_reset(
@@ -215,8 +230,8 @@ def _may_have_module(device: PciDevice) -> bool:
     reset_method is filled when the kernel finds the function, so it lacks the method of a module
     loaded later; reset_method_store probes (drivers/pci/pci.c).
     """
-    is_amd_gpu = device.vendor_id == "1002" and device.is_graphics_or_accelerator
-    return is_amd_gpu and bool(device.reset_method)
+    is_known = device.vendor_id == "1002" and device.device_id in VENDOR_RESET_GPUS
+    return is_known and device.is_graphics_or_accelerator and bool(device.reset_method)
 
 
 def _without_method(host: HostSnapshot, device: PciDevice) -> str:

@@ -109,7 +109,8 @@ def test_a_gpu_that_a_reset_may_lose_is_noted() -> None:
 
 
 def test_the_kernel_decides_whether_a_module_resets_a_gpu_of_amd() -> None:
-    gpu = replace(GPU, vendor_id="1002", class_code="030000", driver="vfio-pci")
+    known = {"vendor_id": "1002", "device_id": "67df"}
+    gpu = replace(GPU, **known, class_code="030000", driver="vfio-pci")
     assert reset(host_of(gpu), "device_specific")[0] == SetResetMethod(
         gpu.identity, before="flr bus", after="device_specific"
     )
@@ -117,10 +118,9 @@ def test_the_kernel_decides_whether_a_module_resets_a_gpu_of_amd() -> None:
     free = host_of(replace(gpu, driver=None, nodes=()))
     made = plan(free, Bind((gpu.address,), reset_method="device_specific"))
     assert "device_specific" in str(made.steps)
-    without_file = host_of(replace(gpu, reset_method=()))
-    for host in (without_file, host_of(replace(gpu, class_code="020000"))):
+    for other in ({"reset_method": ()}, {"class_code": "020000"}, {"device_id": "7550"}):
         with pytest.raises(Refusal, match="cannot be reset by device_specific"):
-            reset(host, "device_specific")
+            reset(host_of(replace(gpu, **other)), "device_specific")
 
 
 @pytest.mark.parametrize(
