@@ -161,7 +161,8 @@ def test_only_the_beginning_of_a_long_line_is_searched() -> None:
     [
         ("x: Refused to change power state from D0 to D3hot", []),
         ("x: Refused to change power state, currently in D3", ["power-state"]),
-        ("Memory cgroup out of memory: Killed process 1 (qemu-system-x86)", []),
+        ("Memory cgroup out of memory: Killed process 1 (qemu-kvm)", ["guest-killed-by-limit"]),
+        ("Memory cgroup out of memory: Killed process 1 (java)", []),
         ("Out of memory: Killed process 1 (qemu-system-x86)", ["guest-killed"]),
     ],
 )
@@ -172,6 +173,7 @@ def test_what_is_only_similar_is_not_taken_for_a_message(line: str, names: list[
 @pytest.mark.parametrize(
     ("text", "names"),
     [
+        ("memory cgroup out of memory: Killed process 1 (kvm)", ["guest-killed-by-limit"]),
         ("Xid 79", ["gpu-lost"]),
         ("xid: 31", ["xid-program"]),
         ("what does Xid error 119 mean", ["xid-gpu"]),
