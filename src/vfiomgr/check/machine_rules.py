@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line
@@ -68,7 +69,7 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             (f"/var/log/audit/audit.log: {one.line}", "/sys/fs/selinux/enforce: 1"),
             "owner and mode of the file do not matter then",
             f"update {policy}; or allow it in a module of your own: ausearch -m avc -c "
-            f"{one.program} | audit2allow -M local, then semodule -i local.pp",
+            f"{shlex.quote(one.program)} | audit2allow -M local, then semodule -i local.pp",
         )
 
 

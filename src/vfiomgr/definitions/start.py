@@ -6,6 +6,7 @@ checked here too.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -268,7 +269,7 @@ def mdev_type(host: HostSnapshot, parent: PciAddress, wanted: str) -> str:
         refuse("mdev-unsupported", device, message, remedy)
     if found.family != "mdev":
         message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
-        remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
+        remedy = f"vfiomgr vgpu define {parent} --type {shlex.quote(wanted)}"
         refuse("mdev-unsupported", device, message, remedy)
     return find_type(types_of(host, found), wanted, str(parent)).id
 

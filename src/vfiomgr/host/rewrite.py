@@ -7,6 +7,7 @@ directory on the path is opened relative to the previous one, so nobody can repl
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from contextlib import closing, contextmanager, suppress
 from errno import EISDIR, ELOOP
@@ -227,7 +228,7 @@ def _require_own(file: Reached) -> None:
         why, remedy = "not a regular file", "replace it by a regular file"
     elif found.st_uid not in (0, owner):
         why = f"it is owned by user {found.st_uid}, its directory by user {owner}"
-        remedy = f"chown {owner} {file.path}"
+        remedy = f"chown {owner} {shlex.quote(file.path)}"
     elif found.st_nlink > 1:
         why = f"it has {found.st_nlink} names (hard links)"
         remedy = "replace it by a copy without hard links"

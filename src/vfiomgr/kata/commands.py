@@ -122,7 +122,8 @@ def install(
         return
     if name is None or path is None:
         message = "missing argument: NAME" if name is None else "missing option: --path FILE"
-        for_kata = f"for Kata: vfiomgr runtime install {name + ' ' if name else ''}--kata"
+        named = shlex.join(filter(None, (name, "--kata")))
+        for_kata = f"for Kata: vfiomgr runtime install {named}"
         other = "for another runtime, e.g. vfiomgr runtime install crun --path /usr/bin/crun"
         raise UsageError(message, f"{for_kata}; {other}")
     if config is not None:
@@ -207,13 +208,13 @@ def _tell_of_configuration(session: Session, handler: str) -> None:
     """Note the file of `kata config --output`: it belongs to the user, who may have edited it."""
     path = handler_configuration(handler)
     if session.files.exists(path):
-        here = session.files.locate(path)
+        here = shlex.quote(session.files.locate(path))
         note(f"the configuration of {handler} stays: {path}; remove it with: rm {here}")
 
 
 def _uninstalling(session: Session, name: str, place: PlaceOptions) -> str:
     chosen = at_place(session, place.get("program"), place.get("runtime_config"))
-    return f"vfiomgr runtime uninstall {name}{chosen}"
+    return f"vfiomgr runtime uninstall {shlex.quote(name)}{chosen}"
 
 
 @click.command("run-command")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes.location import require_file, require_program
@@ -159,10 +160,11 @@ def _lacking(host: HostSource, path: HostPath, otherwise: str = "") -> Refusal:
     """The refusal, with the command that creates the file."""
     installed = kata_facts.read_installation(host.files)
     base = installed.configuration(search_path(_default_runtime(installed)))
-    named = "BASE" if base is None else base.path
+    named = "BASE" if base is None else shlex.quote(base.path)
     message = f"configuration for the handler's shim not found: {path}"
-    root = f" --root {host.root}" if host.root.strip("/") else ""
-    hint = f"create it: vfiomgr kata config{root} --whole {named} --output {path}{otherwise}"
+    root = f" --root {shlex.quote(host.root)}" if host.root.strip("/") else ""
+    command = f"vfiomgr kata config{root} --whole {named} --output {shlex.quote(path)}"
+    hint = f"create it: {command}{otherwise}"
     return refusal([blocker("kata-configuration-missing", path, message, hint)])
 
 

@@ -6,6 +6,7 @@ reasons are collected, so that an error names every obstacle at once.
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
@@ -515,7 +516,8 @@ def held_by_pod(host: HostSnapshot, holder: Holder) -> Iterator[Diagnostic]:
             "held-by-claim",
             holder,
             f"{holder} belongs to ResourceClaim {claim}",
-            f"delete its pods, then: kubectl -n {namespace} delete resourceclaim {name}",
+            f"delete its pods, then: kubectl -n {quote(namespace)} delete resourceclaim "
+            f"{quote(name)}",
             allow("in-use"),
             override="in-use",
         )
@@ -564,9 +566,9 @@ def _deleting(pod: str) -> str:
     """How to delete a pod, NAMESPACE/NAME or a UID."""
     namespace, _, name = pod.partition("/")
     if name:
-        return f"delete the pod: kubectl -n {namespace} delete pod {name}"
+        return f"delete the pod: kubectl -n {quote(namespace)} delete pod {quote(name)}"
     columns = "UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
-    find = f"kubectl get pods -A -o custom-columns={columns} | grep {pod}"
+    find = f"kubectl get pods -A -o custom-columns={columns} | grep {quote(pod)}"
     return f"find the pod with this UID, and delete it: {find}"
 
 

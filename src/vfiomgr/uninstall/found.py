@@ -106,7 +106,8 @@ def find(
     notes = (
         *entries.notes,
         *(
-            f"{path} stays: edited, or not by `kata config --output`; check it, then: rm {path}"
+            f"{path} stays: edited, or not by `kata config --output`; check it, then: "
+            f"rm {shlex.quote(path)}"
             for path in foreign
         ),
         *(f"{path} stays: vfiomgr did not install it" for path in _BY_HAND if tree.exists(path)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -118,7 +119,7 @@ def _definitions(host: HostSnapshot) -> Plan:
     own = [file for file in host.defined.files if file.path.startswith(f"{GPU_DIRECTORY}/")]
     removals = (ReplaceFile(file.path, file.text, None) for file in own)
     unread = [path for path in host.defined.unreadable if path.startswith(f"{GPU_DIRECTORY}/")]
-    notes = [f"{path} cannot be read and stays: rm {path}" for path in unread]
+    notes = [f"{path} cannot be read and stays: rm {shlex.quote(path)}" for path in unread]
     if host.defined.vgpus:
         names = ", ".join(definition.uuid for definition in host.defined.vgpus)
         undo = "delete them with: vfiomgr vgpu undefine NAME"
@@ -160,7 +161,8 @@ def _edited_note(host: HostSnapshot, path: str) -> str:
         binding = parse_rule(host.files.text(path) or "")
         what = "applies" if binding is None else f"binds {binding.address}"
         effect = f", and still {what} at boot"
-    return f"{path} stays: it differs from what vfiomgr writes{effect}; check it, then: rm {path}"
+    remedy = f"check it, then: rm {shlex.quote(path)}"
+    return f"{path} stays: it differs from what vfiomgr writes{effect}; {remedy}"
 
 
 def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:

@@ -219,7 +219,8 @@ def _report_claims(tree: HostTree, report: Report) -> None:
     """Report prepared claims of an agent that has ended; their pods may run."""
     if any(name.endswith(".json") for name in tree.children(_CLAIMS)):
         why = f"ResourceClaims are prepared ({_CLAIMS}), and no node agent runs"
-        remedy = f"start the agent; if no agent should run here: rm {tree.locate(_CLAIMS)}/*.json"
+        place = shlex.quote(tree.locate(_CLAIMS))
+        remedy = f"start the agent; if no agent should run here: rm {place}/*.json"
         report(UnknownUsers("pods", why, remedy))
 
 
@@ -429,7 +430,7 @@ def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
         why = f"cannot read from {RECORD} which pods have devices: {error}"
         remedy = (
             "start vfiomgr's node agent if this node has one, since it asks the kubelet; if no "
-            f"kubelet should run here: rm {tree.locate(RECORD)}"
+            f"kubelet should run here: rm {shlex.quote(tree.locate(RECORD))}"
         )
         report(UnknownUsers("pods", why, remedy))
         return None

@@ -120,6 +120,13 @@ def test_a_denial_is_mended_in_the_policy(context: str, advice: str) -> None:
     assert found(host(readiness=facts()), "selinux-access") is None
 
 
+def test_a_program_named_like_a_command_is_quoted() -> None:
+    denial = SelinuxDenial("qemu;reboot", "write on config in /sys", "a:b:svirt_t", "avc: denied")
+    finding = found(host(readiness=facts(denials=(denial,))), "selinux-access")
+    assert finding is not None
+    assert "-c 'qemu;reboot' | audit2allow" in finding.remedy
+
+
 def test_vendor_reset_that_failed_is_to_be_updated() -> None:
     gpu = amd("687f", reset_method=("device_specific",))
     logged = LoggedMessage("vendor-reset-failed", "AMD_VEGA10: failed", str(gpu.address))

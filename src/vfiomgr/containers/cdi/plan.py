@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -114,7 +115,7 @@ def _against_file(
         )
     if before is None:
         return
-    remedy = f"check the file, then: vfiomgr cdi remove --all --kind {kind}"
+    remedy = f"check the file, then: vfiomgr cdi remove --all --kind {shlex.quote(kind)}"
     if not is_readable(before):
         what = "; ".join(oddity.found.summary for oddity in before.oddities[:1])
         yield blocker(
@@ -231,7 +232,7 @@ def _diagnostics(
         if file.path == path:
             continue
         other = read_file(file)
-        own = f"vfiomgr cdi remove --all --kind {other.kind}"
+        own = f"vfiomgr cdi remove --all --kind {shlex.quote(other.kind)}"
         remedy = own if file.is_own else f"remove it from {file.path}"
         for device in other.devices:
             name = other.qualified(device)
@@ -344,7 +345,10 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
 def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
     """The note about an unreadable file of vfiomgr."""
     why = "; ".join(oddity.found.summary for oddity in specification.oddities[:1])
-    remedy = f"rm {file.path}" if file.text is None else "remove it with: vfiomgr cdi remove --all"
+    command = "vfiomgr cdi remove --all"
+    remedy = (
+        f"remove it with: {command}" if file.text is not None else f"rm {shlex.quote(file.path)}"
+    )
     return f"{file.path} is no longer a valid specification ({why}) and is not changed: {remedy}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -315,8 +316,8 @@ def _without_mig(facts: Readers) -> Iterator[CdiFinding]:
             "",
             f"{count} of this host {'is' if len(missing) == 1 else 'are'} in no specification "
             f"({missing[0]}): the MIG layout was changed after {whole[0]} was generated",
-            f"generate it again after each change: nvidia-ctk cdi generate --output={whole[0]}, or "
-            "systemctl start nvidia-cdi-refresh",
+            f"generate it again after each change: nvidia-ctk cdi generate "
+            f"--output={shlex.quote(whole[0])}, or systemctl start nvidia-cdi-refresh",
         )
 
 
@@ -332,7 +333,7 @@ def _without_uvm(facts: Readers) -> Iterator[CdiFinding]:
                 "loaded when it was generated",
                 "load it, also at boot (nvidia-modprobe -u -c=0; nvidia-uvm in "
                 f"/etc/modules-load.d), and generate it again: nvidia-ctk cdi generate "
-                f"--output={path}",
+                f"--output={shlex.quote(path)}",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +35,7 @@ def at_place(session: Session, program: str | None, runtime_config: str | None) 
     """The options that select the same place in another command."""
     root = session.root if session.root.strip("/") else None
     told = {"--root": root, "--runtime": program, "--runtime-config": runtime_config}
-    return "".join(f" {option} {value}" for option, value in told.items() if value)
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in told.items() if value)
 
 
 def carry_out(session: Session, change: EntryChange, undo: str = "") -> None:

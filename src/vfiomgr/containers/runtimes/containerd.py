@@ -10,6 +10,7 @@ that states one applies to all of them.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.containers.runtimes import text, values
@@ -58,7 +59,8 @@ def mixed_versions(
             yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         elif (told, other) == (_V3, _V2):
             effect, how = _older_file(version)
-            remedy = f"convert it to version 3: containerd --config {file.path} config migrate"
+            path = shlex.quote(file.path)
+            remedy = f"convert it to version 3: containerd --config {path} config migrate"
             if how:
                 yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         elif told != _V4 or version is None or version < _COMPARES:

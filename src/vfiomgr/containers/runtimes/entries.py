@@ -10,6 +10,7 @@ after an interruption, everything written is known as vfiomgr's.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
@@ -331,7 +332,7 @@ def _refuse_other_kind(
         return
     installer = f"vfiomgr runtime install{' --kata' if was_kata else ''}"
     message = f"entry {name} of {place} was added by {installer}"
-    remedy = f"vfiomgr runtime uninstall {name}"
+    remedy = f"vfiomgr runtime uninstall {shlex.quote(name)}"
     refuse("runtime-other-command", name, message, remedy)
 
 

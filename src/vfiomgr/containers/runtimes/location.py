@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 import stat
 from typing import TYPE_CHECKING, NoReturn
 
@@ -581,7 +582,7 @@ def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
             "runtime-program-missing",
             path,
             message,
-            f"make it executable: chmod +x {tree.locate(path)}; or {remedy}",
+            f"make it executable: chmod +x {shlex.quote(tree.locate(path))}; or {remedy}",
         )
 
 

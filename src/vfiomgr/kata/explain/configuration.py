@@ -7,6 +7,7 @@ src/libs/kata-types/src/annotations/mod.rs.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -99,7 +100,7 @@ def _unusable(context: PodContext) -> Iterator[Diagnostic]:
             entry.config_path,
             f"{entry.config_path} does not exist, but {entry.source} names it for {entry.name}: "
             "every pod of the handler fails",
-            f"vfiomgr kata config --whole BASE --output {entry.config_path}",
+            f"vfiomgr kata config --whole BASE --output {shlex.quote(entry.config_path)}",
         )
 
 
@@ -117,7 +118,7 @@ def _mismatched(context: PodContext, settings: KataSettings) -> Iterator[Diagnos
     names = {"rs": "runtime-rs", "go": "the Go runtime"}
     has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
     entry = context.entry
-    where = "" if entry is None else f" (vfiomgr runtime install {entry.name} --kata)"
+    where = "" if entry is None else f" (vfiomgr runtime install {shlex.quote(entry.name)} --kata)"
     yield chain_break(
         "kata-configuration-other-runtime",
         settings.path,
@@ -432,7 +433,7 @@ def _hypervisor_breaks(
     context: PodContext, settings: KataSettings, name: str, value: str
 ) -> Iterator[Diagnostic]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
-    allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
+    allow = f"{out}, or allow it: vfiomgr kata config --annotations {shlex.quote(name)}"
     if context.release.is_before_known:
         allow = f"{out}, or add {name} to enable_annotations in {settings.path}"
     is_taken = context.release.takes_annotation(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -256,7 +257,7 @@ def _guest(context: PodContext) -> TraceStep:
 
 def _check_image(context: PodContext) -> str:
     settings = context.settings
-    named = f" --config {settings.path}" if settings is not None else ""
+    named = f" --config {shlex.quote(settings.path)}" if settings is not None else ""
     return f"vfiomgr check kata{named}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,7 @@ def _overhead(context: PodContext, settings: KataSettings) -> Iterator[Diagnosti
         f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
         "MiB): VFIO pins all guest memory, so QEMU is killed for lack of memory",
         f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
-        f"pod --runtimeclass --handler {found.handler} --default-memory {memory}M",
+        f"pod --runtimeclass --handler {shlex.quote(found.handler)} --default-memory {memory}M",
         is_certain=is_less,
         evidence=("kata-containers/kata-containers#6533",),
     )
@@ -342,7 +343,7 @@ def _another(facts: HandlerFacts, name: str, program: str) -> Iterator[str]:
         )
         return
     tool = f"nvidia-ctk runtime configure --runtime={facts.cri}" if "nvidia" in name else ""
-    install = f"vfiomgr runtime install {name} --path PROGRAM"
+    install = f"vfiomgr runtime install {shlex.quote(name)} --path PROGRAM"
     yield f"add it with {f'{tool}, or with ' if tool else ''}{install}; then restart {program}"
     if facts.cri == "containerd" and facts.files:
         yield (
@@ -356,7 +357,7 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> Iterator[str]:
     """The likely intended handler; only a possible Kata handler can be created."""
     kata = [entry.name for entry in facts.handlers if entry.is_kata]
     near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
-    install = f"vfiomgr runtime install {name} --kata, then restart {program}"
+    install = f"vfiomgr runtime install {shlex.quote(name)} --kata, then restart {program}"
     if near and near[0] != name:
         meant = f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
         yield meant if kata else f"{meant}, and create it: vfiomgr runtime install --kata"
@@ -394,7 +395,8 @@ def _no_kata(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
         return
     facts = context.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
-    another = f"use another name for the handler: vfiomgr runtime install {entry.name}-vfio --kata"
+    name = shlex.quote(f"{entry.name}-vfio")
+    another = f"use another name for the handler: vfiomgr runtime install {name} --kata"
     yield chain_break(
         "kata-handler-not-kata",
         entry.name,
@@ -436,7 +438,7 @@ def _conf_file(context: PodContext) -> Iterator[Diagnostic]:
         f"{source} sets KATA_CONF_FILE={path}, but {context.release} accepts only paths that "
         "Kata ships",
         "set the file in the container runtime instead (ConfigPath, or runtime_config_path in "
-        f"CRI-O): vfiomgr runtime install --kata --config {path}",
+        f"CRI-O): vfiomgr runtime install --kata --config {shlex.quote(path)}",
     )
 
 
@@ -509,7 +511,7 @@ def _untold(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
             f"containerd does not pass {', '.join(lost)}: pod_annotations of {entry.name} in "
             f"{entry.source} has no matching pattern",
             'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr runtime '
-            f"install {entry.name} --kata",
+            f"install {shlex.quote(entry.name)} --kata",
         )
 
 
@@ -530,7 +532,7 @@ def _unread(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
             f"{entry.source} is not read: no main file imports it, and containerd "
             f"{facts.version} does not read it by default, so pods fail with 'no runtime for "
             f'"{entry.name}" is configured\'',
-            f"vfiomgr runtime install {entry.name} --kata, then restart containerd",
+            f"vfiomgr runtime install {shlex.quote(entry.name)} --kata, then restart containerd",
         )
 
 

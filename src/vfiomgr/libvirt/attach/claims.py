@@ -82,7 +82,8 @@ def how_to_read(domain: KnownDomain) -> str:
 def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
     """Why the controller of an NVMe disk cannot be attached or detached separately."""
     name = shlex.quote(domain.name)
-    removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
+    target = shlex.quote(hostdev.disk_target or "TARGET")
+    removal = f"virsh detach-disk {name} {target} --config"
     return blocker(
         "device-is-disk",
         hostdev.name,

@@ -8,6 +8,7 @@ src/conf/domain_conf.c), from 11.0 on also between a mediated device and a virtu
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -276,7 +277,7 @@ def _vgpu_place(
                 created[gpu.name] = created.get(gpu.name, 0) + 1
                 text = f"{gpu} has capacity for {left} of {kind}"
                 uuid = f" {vgpu.uuid}" if vgpu.uuid and gpu.family == "mdev" else ""
-                remedy = f"vfiomgr vgpu create{uuid} --parent {gpu.name} --type '{kind}'"
+                remedy = f"vfiomgr vgpu create{uuid} --parent {gpu.name} --type {shlex.quote(kind)}"
                 return MigrationPlace(vgpu.name, None, is_ready=False, text=text, remedy=remedy)
             reasons.append(f"{gpu}: {found.unavailable_because or 'no capacity for another one'}")
     text = (

@@ -291,22 +291,24 @@ class PreflightContext(Value, dict=True):
             return f"omit {hostdev.name}"
         if hostdev.element == "qemu:arg":
             return f"remove it from <qemu:commandline> in line {hostdev.line}"
+        name = shlex.quote(self.domain.name)
         if hostdev.element == "disk":
-            target = hostdev.disk_target or "TARGET"
-            return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
+            target = shlex.quote(hostdev.disk_target or "TARGET")
+            return f"virsh detach-disk {name} {target} --config"
         if self._is_known:
-            return f"vfiomgr libvirt detach {self.domain.name} {hostdev.name} --config"
-        return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"
+            return f"vfiomgr libvirt detach {name} {hostdev.name} --config"
+        return f"vfiomgr libvirt edit {shlex.quote(self.domain.source)} --remove {hostdev.name}"
 
     def completion(self, device: PciDevice) -> str:
         """How to add all functions of a slot to the domain, as one device."""
-        address, name = device.address, self.domain.name
+        address, name = device.address, shlex.quote(self.domain.name)
         if not self.is_of_libvirt:
             return f"pass {address} without the option only"
         if self._is_known:
             again = f"vfiomgr libvirt attach {name} {address} --config"
             return f"vfiomgr libvirt detach {name} {address} --config, then {again}"
-        return f"vfiomgr libvirt edit {self.domain.source} --remove {address} --add {address}"
+        source = shlex.quote(self.domain.source)
+        return f"vfiomgr libvirt edit {source} --remove {address} --add {address}"
 
     @property
     def _is_known(self) -> bool:

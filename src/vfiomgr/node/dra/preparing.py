@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
@@ -278,8 +279,9 @@ class Preparing:
                         f"cannot prepare claim {claim}: device {allocated.device} belongs to "
                         f"claim {other}"
                     )
-                    hint = f"delete its pods, or: kubectl -n {other.namespace} describe "
-                    raise Refusal(message, f"{hint}resourceclaim {other.name}")
+                    namespace, name = shlex.quote(other.namespace), shlex.quote(other.name)
+                    hint = f"delete its pods, or: kubectl -n {namespace} describe "
+                    raise Refusal(message, f"{hint}resourceclaim {name}")
 
     async def _made(
         self, claim: Claim, reserved: PreparedClaim, end: float, *, is_new: bool

@@ -318,6 +318,11 @@ def test_of_a_domain_of_libvirt_the_remedy_is_a_change_of_its_definition() -> No
     finding = good.found(of(itself.defined, host(), libvirt(itself)), "device-missing")
     assert finding is not None
     assert finding.remedy.endswith(": vfiomgr libvirt detach win 0000:77:00.0 --config")
+    spaced = known(xml(pci_element("0000:77:00.0"), name="win 11"))
+    assert spaced.defined is not None
+    finding = good.found(of(spaced.defined, host(), libvirt(spaced)), "device-missing")
+    assert finding is not None
+    assert finding.remedy.endswith(": vfiomgr libvirt detach 'win 11' 0000:77:00.0 --config")
     part = known(xml(GPU_ELEMENT, name="win"))
     assert part.defined is not None
     told = good.found(of(part.defined, host(), libvirt(part)), "companion-left-out")
