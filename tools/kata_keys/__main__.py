@@ -1,10 +1,11 @@
-"""Print kata/keys.json: python -m tools.kata_keys GIT_DIRECTORY > kata/keys.json."""
+"""Print kata/keys.json, or src/vfiomgr/kata/passed.toml with --passed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
+from tools.kata_keys.passed import write_passed
 from tools.kata_keys.repository import Repository
 from tools.kata_keys.table import make_table
 
@@ -12,12 +13,16 @@ OLDEST = (3, 2, 0)
 
 
 def main() -> None:
-    """Read the release tags, and print the table."""
+    """Read the release tags, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tools.kata_keys", description=__doc__)
     parser.add_argument(
         "directory", help="git directory of kata-containers/kata-containers, with its tags"
     )
-    print(written(make_table(Repository(parser.parse_args().directory), OLDEST)), end="")
+    parser.add_argument("--passed", action="store_true", help="which functions reach the guest")
+    options = parser.parse_args()
+    repository = Repository(options.directory)
+    text = write_passed(repository, OLDEST) if options.passed else ""
+    print(text or written(make_table(repository, OLDEST)), end="")
 
 
 def written(table: dict[str, object]) -> str:

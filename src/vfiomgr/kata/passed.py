@@ -39,9 +39,9 @@ def takes_group(release: KataRelease, node: str) -> bool:
     return not node.startswith(f"{VFIO_CDEVS}/") or _filter(release).get("cdev") == "group"
 
 
-def takes_one_function(release: KataRelease) -> bool:
-    """Whether a group with a second function fails: both get one name (QEMU: duplicate id)."""
-    return bool(_filter(release).get("one"))
+def takes_one_function(release: KataRelease, node: str) -> bool:
+    """Whether a second function behind a node fails: both get one name (QEMU: duplicate id)."""
+    return takes_group(release, node) and bool(_filter(release).get("one"))
 
 
 def _is_filtered(release: KataRelease, device: PciDevice) -> bool:
@@ -64,4 +64,9 @@ def dropped(
 
 def dropped_by_all(release: KataRelease, functions: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
     """The functions that do not reach the guest by any node that the release takes."""
-    return dropped(release, functions, f"{VFIO_CDEVS if release.takes_cdevs else VFIO_NODES}/")
+    return dropped(release, functions, best_node(release))
+
+
+def best_node(release: KataRelease) -> str:
+    """The directory of the nodes by which a release passes most functions."""
+    return f"{VFIO_CDEVS if release.takes_cdevs else VFIO_NODES}/"

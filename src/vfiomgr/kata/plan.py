@@ -20,7 +20,7 @@ from vfiomgr.kata.model import (
     RuntimeName,
     has_annotation,
 )
-from vfiomgr.kata.passed import dropped_by_all, takes_one_function
+from vfiomgr.kata.passed import best_node, dropped_by_all, takes_one_function
 from vfiomgr.pci.memory import DEFAULT_WINDOW, TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -571,10 +571,11 @@ class _Planner:
             names = ", ".join(str(function.address) for function in self.lost)
             self.notes.append(f"{self.release} does not pass {names} to the guest (by its class)")
         groups = [each.iommu_group for each in self.functions if each.iommu_group is not None]
-        if takes_one_function(self.release) and len(groups) > len(set(groups)):
+        is_limited = takes_one_function(self.release, best_node(self.release))
+        if is_limited and len(groups) > len(set(groups)):
             self.notes.append(
                 f"{self.release} fails with two functions of one IOMMU group (duplicate id): use "
-                "Kata 4.0 or later, or a device that is alone in its group"
+                "Kata 4.1 or later with iommufd, or a device that is alone in its group"
             )
         is_confidential = self.base is not None and self.base.is_confidential
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:

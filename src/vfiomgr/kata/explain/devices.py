@@ -339,13 +339,16 @@ def _lost(context: PodContext, node: str, members: Sequence[PciDevice]) -> Itera
     release, host = context.release, context.host
     numbers = {each.iommu_group for each in members} - {None} if takes_group(release, node) else ()
     together = [each for number in numbers for each in host.group_members(number or 0)]
-    if takes_one_function(release) and len(together) > 1:
+    lost = dropped(release, together, node)
+    passed = [each for each in together if each not in lost]
+    if takes_one_function(release, node) and len(passed) > 1:
         yield chain_break(
             "kata-duplicate-function",
             node,
-            f"{release} passes all functions of a group under one name, so QEMU fails with "
-            f"'duplicate id': {', '.join(str(each.address) for each in together)}",
-            "use Kata 4.0.0 or later, or a device that is alone in its IOMMU group",
+            f"{release} passes the functions of a group under one name, so QEMU fails with "
+            f"'duplicate id': {', '.join(str(each.address) for each in passed)}",
+            *_instead_of_group(context, members[0]),
+            "use a device that is alone in its IOMMU group",
         )
     lost = dropped(release, members, node)
     is_all = len(lost) == len(members)
