@@ -188,6 +188,8 @@ _HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
 """The default of pci-hole64-size."""
 _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start if the space is too small (pc_memory_init)."""
+_SEABIOS_HIGH = Version(8, 2)
+"""The QEMU with SeaBIOS 1.16.3."""
 _WINDOW = expression(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _AMD = "AuthenticAMD"
 """Also for QEMU's default CPU (qemu64)."""
@@ -374,7 +376,7 @@ def _wider(context: PreflightContext, needed: int) -> str:
 
 
 def beyond_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
-    """VFIO_MAP_DMA: EINVAL for BARs that OVMF places at the end of the guest's addresses.
+    """VFIO_MAP_DMA: EINVAL for BARs that firmware places at the end of the guest's addresses.
 
     A BAR of a device is only warned about; memory of the host in a BAR (ivshmem) is fatal
     (vfio_listener_region_add in hw/vfio/listener.c of QEMU). A virtual IOMMU has its own width.
@@ -383,7 +385,7 @@ def beyond_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     bits, source = _guest_bits(context)
     widths = facts.iommu_widths if facts is not None else {}
     unit, width = max(widths.items(), key=itemgetter(1), default=("", bits or 0))
-    is_placed = domain.firmware == "efi" and context.seen and not domain.whole_iommu
+    is_placed = context.seen and not domain.whole_iommu and _places_bars_high(context)
     if bits is None or bits <= width or not is_placed:
         return
     shared = [f"{context.at(line)}: <shmem name='{name}'>" for line, name in domain.shared_memory]
@@ -402,6 +404,20 @@ def beyond_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
             f"pass --address-bits {width}",
         ),
     )
+
+
+def _places_bars_high(context: PreflightContext) -> bool:
+    """Whether the firmware places 64-bit BARs at the end of the guest's addresses.
+
+    OVMF does; SeaBIOS from QEMU 8.2 on, if memory or these BARs reach beyond 4 GiB
+    (src/fw/pciinit.c of SeaBIOS 1.16.3). q35 has 1 GiB below.
+    """
+    if context.domain.firmware == "efi":
+        return True
+    if context.qemu is None or context.qemu < _SEABIOS_HIGH:
+        return False
+    is_beyond = _end_of_memory(context, _hole(context)) > 4 * GIB
+    return is_beyond or large_bytes(taken.device for taken in context.seen) >= GIB
 
 
 def _is_shared(values: dict[str, object]) -> bool:

@@ -229,10 +229,11 @@ SHARED = "<shmem name='looking-glass'><model type='ivshmem-plain'/></shmem>"
 LIMIT = "<cpu mode='host-passthrough'><maxphysaddr mode='passthrough' limit='39'/></cpu>"
 
 
-def beyond(text: str, **caps: int) -> str | None:
+def beyond(text: str, qemu: Version | None = None, **caps: int) -> str | None:
     """How bad it is that the guest is wider than the IOMMUs of the host."""
     seen = host(readiness=facts(iommu_caps=caps or {"dmar0": DESKTOP}))
-    found = [f for f in judge(text, seen).findings if f.rule == "address-bits-beyond-iommu"]
+    own = libvirt(qemu=qemu) if qemu is not None else libvirt()
+    found = [f for f in judge(text, seen, own).findings if f.rule == "address-bits-beyond-iommu"]
     assert all("limit='39'" in one.remedy for one in found)
     return found[0].severity if found else None
 
@@ -250,9 +251,15 @@ def test_a_guest_that_fits_the_iommu_is_silent() -> None:
     for fits in (
         xml(firmware=EFI, cpu=LIMIT),
         xml(SHARED, firmware=EFI),
-        xml(),
         xml(BOTH + "<iommu model='intel'><driver caching_mode='on'/></iommu>", firmware=EFI),
     ):
         assert beyond(fits) is None
     assert beyond(xml(firmware=EFI), dmar0=SERVER) is None
     assert beyond(xml(firmware=EFI), dmar0=SERVER, dmar1=DESKTOP) is None, "behind which unit?"
+
+
+def test_seabios_places_large_bars_as_high_since_qemu_8_2() -> None:
+    assert beyond(xml(BOTH + SHARED)) == "blocker"
+    assert beyond(xml(memory="1")) == "warning", "a BAR of 16 GiB is above 4 GiB"
+    assert beyond(xml(), Version(8, 1)) is None
+    assert beyond(xml(NIC_ELEMENT, memory="1")) is None, "all is below 4 GiB"
