@@ -6,7 +6,7 @@ import difflib
 import json
 from collections import defaultdict
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import Struct, field
 
@@ -28,6 +28,7 @@ from vfiomgr.layout.model import (
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
+from vfiomgr.users.model import Monitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -229,6 +230,7 @@ _REMEDIES = {
     "devices": "write a list of rules, e.g. devices: [{select: all, state: passthrough}]",
     "select": 'use all, or criteria, e.g. select: {class: "0302"}',
     "sticky": _TRUTH,
+    "stop": f"use some of {', '.join(get_args(Monitor))}",
     "state": f"write {_STATES}",
     "at_least": "use a whole number from 0, e.g. at_least: 8",
     "allow": f"use some of {', '.join(a for a in OVERRIDES if a not in UNKNOWABLE)}",
@@ -277,6 +279,7 @@ _OF_STATE = {
 _CHOICES = {
     "state": tuple(RULES),
     "allow": OVERRIDES,
+    "stop": get_args(Monitor),
     "strategy": ("pack", "spread"),
     "resource": ("auto",),
     "consumer": ("default", "kata", "kubevirt", "container"),

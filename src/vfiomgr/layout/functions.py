@@ -322,10 +322,11 @@ def on_demand_notes(host: HostSnapshot, layout: Layout) -> Iterator[str]:
         rule = claim.rule
         if not isinstance(rule, OnDemandRule):
             continue
+        free = replace(host, users=host.users.without(rule.stop))
         for device in claim.devices:
             bind = Bind((device.address,), rule.driver, allow=frozenset(rule.allow))
             try:
-                passthrough_plan.plan_bind(host, bind)
+                passthrough_plan.plan_bind(free, bind)
             except Refusal as refused:
                 why = "; ".join(each.summary for each in diagnostics_of(refused))
                 yield f"on demand: {device}; no ResourceClaim can have it now: {why}"

@@ -28,6 +28,7 @@ from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
 from vfiomgr.units import parse_size
+from vfiomgr.users.model import Monitor
 from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import Strategy
 
@@ -339,6 +340,8 @@ class OnDemandRule(_Rule):
     """A VFIO driver; by default the VFIO variant that fits the device best."""
     sticky: bool = False
     """Leave the devices on their VFIO drivers after a claim."""
+    stop: Annotated[tuple[Monitor, ...], ONE_OR_MANY] = ()
+    """Monitoring that may be stopped while a claim binds a device: services (of NVIDIA, DCGM)."""
 
 
 class SriovRule(_OfferedRule):

@@ -63,7 +63,7 @@ def on_demand(host: HostSnapshot, layout: Layout) -> dict[str, OnDemand]:
     found: dict[str, OnDemand] = {}
     for claim in select(host, layout).claims if _has_on_demand(layout) else ():
         if isinstance(rule := claim.rule, OnDemandRule):
-            how = OnDemand(rule.driver, rule.sticky, rule.allow)
+            how = OnDemand(rule.driver, rule.sticky, rule.allow, rule.stop)
             found |= dict.fromkeys((str(device.address) for device in claim.devices), how)
     return found
 

@@ -14,6 +14,7 @@ from vfiomgr.diagnostic import Diagnostic, Override
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.users.model import Monitor
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class OnDemand(Value):
     """Whether the devices stay on it after a claim."""
     allow: tuple[Override, ...] = ()
     """Safety checks that the layout overrides."""
+    stop: tuple[Monitor, ...] = ()
+    """What is stopped while a device is bound, and started again afterwards."""
 
 
 class NodeUnit(Value):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import blocker, diagnostics_of
+from vfiomgr.diagnostic import Remedy, blocker, diagnostics_of
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.expressions import expression
@@ -22,13 +22,15 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Inventory, NodeSettings
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.users.model import Monitor
 
     Judge = Callable[[NodeUnit], NodeUnit]
 
@@ -129,20 +131,39 @@ def _judged(host: HostSnapshot, unit: NodeUnit, judged: NodeUnit) -> NodeUnit:
     if unit.nodes:
         return judged
     of_device = [reason for reason in judged.reasons if reason.rule not in _OF_BOUND]
-    against = () if judged.claim else _against(host, unit)
+    against = () if judged.claim else tuple(_against(host, unit))
     return replace(judged, reasons=(*of_device, *against))
 
 
-def _against(host: HostSnapshot, unit: NodeUnit) -> tuple[Diagnostic, ...]:
+def _against(host: HostSnapshot, unit: NodeUnit) -> Iterator[Diagnostic]:
     """The reasons to refuse the bind."""
+    how = unit.on_demand or OnDemand()
+    seen = replace(host, users=host.users.without(how.stop))
     try:
-        plan(host, request_of(unit))
+        plan(seen, request_of(unit))
     except Refusal as refusal:
-        found = diagnostics_of(refusal)
-        return tuple(replace(each, subject=unit.id, override=None) for each in found)
+        for each in for_claims(diagnostics_of(refusal), monitors_of(seen, unit)):
+            yield replace(each, subject=unit.id, override=None)
     except UsageError as error:
-        return (blocker("not-ready", unit.id, error.message, error.hint),)
-    return ()
+        yield blocker("not-ready", unit.id, error.message, error.hint)
+
+
+def monitors_of(host: HostSnapshot, unit: NodeUnit) -> frozenset[Monitor | None]:
+    """What has a device open, by kind; None for programs that do more than watch it."""
+    functions = (d for address in unit.addresses if (d := host.device_named(str(address))))
+    return frozenset(user.monitor for d in functions for user in host.holders(d))
+
+
+def for_claims(
+    found: Iterable[Diagnostic], monitors: AbstractSet[Monitor | None] = frozenset()
+) -> Iterator[Diagnostic]:
+    """Refusals in the words of a claim, which has no options, but a rule in the layout."""
+    kinds = ", ".join(sorted(filter(None, monitors)))
+    setting = Remedy(f"have claims stop them while they bind: stop: [{kinds}] in the layout's rule")
+    for each in found:
+        plain = each.without("allow", "at-boot", "only")
+        is_theirs = bool(kinds) and each.rule == "in-use"
+        yield replace(plain, remedies=(*plain.remedies, setting)) if is_theirs else plain
 
 
 def request_of(unit: NodeUnit) -> Bind:

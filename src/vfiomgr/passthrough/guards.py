@@ -573,10 +573,16 @@ def _deleting(pod: str) -> str:
 
 
 def _ending(users: Iterable[DeviceUser]) -> str:
-    """How to end processes: all are in one pod, or not."""
-    pods = {user.pod for user in users}
+    """How to end processes: those of one pod, those of services, and others."""
+    pods, services = {user.pod for user in users}, {_service(user) for user in users}
+    if None not in services:
+        return f"stop these services: systemctl stop {' '.join(sorted(filter(None, services)))}"
     only = pods.pop()
     return "stop these processes" if only is None or pods else _deleting(only)
+
+
+def _service(user: DeviceUser) -> str | None:
+    return user.unit if user.monitor == "services" else None
 
 
 def _named(users: Iterable[DeviceUser]) -> str:

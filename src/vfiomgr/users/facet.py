@@ -5,14 +5,18 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.users.model import DeviceUser, HostUse, UnknownUsers
 from vfiomgr.users.node_agent import NodeStatus
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciAddress
+    from vfiomgr.users.model import Monitor
 
 
 class UserFacts(Value, dict=True, rename={"processes": "users", "unknown": "unknown_users"}):
@@ -48,6 +52,13 @@ class UserFacts(Value, dict=True, rename={"processes": "users", "unknown": "unkn
     def of_nodes(self, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...]:
         """The processes that have one of the nodes open."""
         return tuple(user for user in self.processes or () if user.node in nodes)
+
+    def without(self, monitors: Container[Monitor]) -> UserFacts:
+        """The facts without processes of these kinds."""
+        if not any(user.monitor in monitors for user in self.processes or ()):
+            return self
+        others = tuple(user for user in self.processes or () if user.monitor not in monitors)
+        return replace(self, processes=others)
 
     def below(self, address: PciAddress) -> tuple[DeviceUser, ...]:
         """The processes that have a disk of a function open."""

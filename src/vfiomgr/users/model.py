@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Literal
 
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -35,6 +36,18 @@ def warn(unknown: UnknownUsers) -> None:
     warnings.warn(unknown.why, stacklevel=3)
 
 
+Monitor = Literal["services"]
+"""Programs that watch all GPUs of a host and can do without them for a moment: `services` of it."""
+_SERVICE = expression(r"(nvidia-)?dcgm(-exporter)?\.service|nvsm(-[a-z0-9-]+)?\.service")
+"""NVIDIA's DCGM and its exporter (packages datacenter-gpu-manager, dcgm-exporter), and NVSM of DGX
+systems. Not nvidia-persistenced: its end would turn off the mode of the other GPUs too."""
+
+
+def is_monitoring_service(unit: str) -> bool:
+    """Whether a systemd unit only watches GPUs."""
+    return _SERVICE.fullmatch(unit) is not None
+
+
 class DeviceUser(Value):
     """A process that has a device node open."""
 
@@ -49,6 +62,11 @@ class DeviceUser(Value):
     """The name of QEMU's guest (-name): the domain of libvirt, the sandbox of Kata."""
     pod: str | None = None
     """The pod of the process, `namespace/name`, or its UID if no file of the host names it."""
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """What it is, if it only watches GPUs."""
+        return "services" if self.unit and is_monitoring_service(self.unit) else None
 
     def __str__(self) -> str:
         """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""

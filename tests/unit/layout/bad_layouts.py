@@ -600,6 +600,11 @@ BAD = (
         "remove the key",
     ),
     Bad(
+        "monitoring that does not exist",
+        rules("{select: all, state: on-demand, stop: [service]}"),
+        f'5:48: {_RULE}: stop is "service"; did you mean services? use some of services',
+    ),
+    Bad(
         "a word for a truth",
         rules("{select: all, state: on-demand, sticky: yes}"),
         f'5:49: {_RULE}: sticky is "yes", which is not true or false; use true or false',

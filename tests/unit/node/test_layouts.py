@@ -9,15 +9,17 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import workstation
+from tests.unit.devices import with_facts
 from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, notes, offered, vgpu_node
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import UsageError
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.model import Layout, PassthroughRule
 from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.node.layouts import drift, resource_rules
+from vfiomgr.node.layouts import drift, on_demand, resource_rules
 from vfiomgr.node.model import CONSUMERS, NodeSettings, ResourceRule
 from vfiomgr.node.plan import inventory
+from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,6 +134,15 @@ def test_a_plan_names_the_devices_that_claims_bind(tmp_path: Path) -> None:
     assert card.endswith("; bound while a ResourceClaim has it")
     assert "no ResourceClaim can have it now: " in disk
     assert "has a disk that the host uses" in disk
+    used = with_facts(
+        host, users=(DeviceUser("/dev/dri/card1", 7, "nv-hostengine", "nvidia-dcgm.service"),)
+    )
+    (card, _) = plan(used, ApplyLayout("node", two)).notes
+    assert "no ResourceClaim can have it now: " in card
+    stops = layout("{select: {address: '0000:01:00.0'}, state: on-demand, stop: services}")
+    (card,) = plan(used, ApplyLayout("node", stops)).notes
+    assert card.endswith("; bound while a ResourceClaim has it")
+    assert on_demand(used, stops)["0000:01:00.0"].stop == ("services",)
     wrong = layout("{select: {address: '0000:01:00.0'}, state: on-demand, driver: nvidia}")
     with pytest.raises(UsageError, match="nvidia is not a VFIO driver"):
         plan(host, ApplyLayout("node", wrong))

@@ -9,22 +9,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import diagnostics_of, refusal, refuse, refuse_if_any
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.node.messages import read_record, write_record
-from vfiomgr.node.on_demand import request_of, unit_of
+from vfiomgr.node.on_demand import for_claims, monitors_of, request_of, unit_of
 from vfiomgr.node.verifying import may_reset
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import BOOT_ID, RUNTIME
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.users.model import Monitor, is_monitoring_service
 from vfiomgr.value import Value
 from vfiomgr.vgpu.apply import set_mode
 from vfiomgr.vgpu.nvidia_smi import read_mode, read_persistence
 from vfiomgr.vgpu.steps import SetPersistence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
@@ -44,6 +47,12 @@ _AGAIN = 1.0
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest"})
 """The refusals that end without anybody's help if the processes do."""
 _NVIDIA = "nvidia"
+_SERVICES = "dra-services"
+"""The lock of services that are stopped and started."""
+_STOPPED_WITH = "RequiredBy,BoundBy,ConsistsOf"
+"""The services that systemd stops with one."""
+_SYSTEMCTL = 15.0
+"""Seconds that services may take to stop or start."""
 _SMI = 10.0
 """Seconds that nvidia-smi may take to set a mode."""
 RefusedOrUndone = (Refusal, RolledBack)
@@ -69,6 +78,10 @@ class Bound(Value):
     """Whether it was in NVIDIA's persistence mode, which is turned on again at its return."""
     functions: tuple[PciAddress, ...] = ()
     """All functions that were bound with it."""
+    services: tuple[str, ...] = ()
+    """The host's monitoring that was stopped for the bind, and does not know the device since."""
+    are_stopped: bool = False
+    """Whether the bind still needs that."""
 
     @property
     def returns(self) -> bool:
@@ -112,12 +125,17 @@ class Binding:
             if made is None:
                 made = self._made(seen, unit, how, owner)
                 write_record(self._tree, _file(address), made)
+            self._join_stop(made)
             self._set_persistence(seen, made, is_on=False)
+            is_bound = False
             try:
-                self._patiently(lambda: self._host.apply(request_of(unit)))
+                self._patiently(lambda: self._host.apply(request_of(unit)), unit)
+                is_bound = True
             except RefusedOrUndone:
                 self._restore_persistence(made)
                 raise
+            finally:
+                self._start_services(address, is_bound=is_bound)
         return unit_of(self._host.scan(), address, how)
 
     def give_back(self, address: PciAddress, owner: str, *, stays: bool = False) -> str:
@@ -141,6 +159,10 @@ class Binding:
             if is_there and made.returns and not stays:
                 self._patiently(lambda: self._unbind(address))
                 note = self._restore_persistence(made)
+                if made.services and not made.are_stopped:
+                    note = self._systemctl("try-restart", made.services) or note
+            if made.are_stopped:
+                note = self._start_services(address) or note
             self._tree.remove(_file(address))
         return note
 
@@ -194,19 +216,114 @@ class Binding:
         refuse_if_any(each for d in functions for each in guards.held_by_guest(seen, d))
         self._host.unbind(address, allow=_OWN)
 
-    def _patiently(self, change: Callable[[], object]) -> None:
-        """Make a change; wait for processes that have the device open, since they may end soon."""
+    def _patiently(self, change: Callable[[], object], unit: NodeUnit | None = None) -> None:
+        """Make a change; wait for processes that have the device open, since they may end soon.
+
+        Monitoring does not end. When only that is left of the users of a `unit`, it is stopped if
+        the layout permits it; some of it closes a device only while the kernel waits for it.
+        """
         end = self._clock() + self._patience
         while True:
             try:
                 change()
             except Refusal as refused:
-                rules = {each.rule for each in diagnostics_of(refused)}
-                if not rules or not rules <= _OF_PROCESSES or self._clock() >= end:
-                    raise _for_claims(refused) from None
+                found = diagnostics_of(refused)
+                rules = {each.rule for each in found}
+                if not rules or not rules <= _OF_PROCESSES:
+                    raise refusal(for_claims(found)) from None
+                is_over, monitors = self._clock() >= end, frozenset[Monitor | None]()
+                if unit is not None:
+                    seen = self._host.scan(with_users=True)
+                    monitors = monitors_of(seen, unit)
+                    if monitors and None not in monitors and not is_over:
+                        is_over = not self._stop_monitors(seen, unit)
+                if is_over:
+                    raise refusal(for_claims(found, monitors)) from None
                 self._sleep(_AGAIN)
             else:
                 return
+
+    def _stop_monitors(self, seen: HostSnapshot, unit: NodeUnit) -> bool:
+        """Stop the services that have a device open; False if the layout does not permit that.
+
+        Raises:
+            Refusal: another service depends on one.
+            HostError: one did not stop.
+
+        """
+        if unit.on_demand is None or not monitors_of(seen, unit) <= {*unit.on_demand.stop}:
+            return False
+        holders = (user for a in unit.addresses for user in seen.holders(seen.device(a)))
+        made = read_record(Bound, self._tree, file := _file(unit.addresses[0]))
+        if made is not None:
+            with hold(self._tree, [_SERVICES], self._host.on_note):
+                names = tuple(self._with_dependents({user.unit or "" for user in holders}))
+                services = tuple(dict.fromkeys((*made.services, *names)))
+                write_record(self._tree, file, replace(made, services=services, are_stopped=True))
+                self._tree.call("systemctl", "stop", *names, limit=_SYSTEMCTL)
+        return True
+
+    def _with_dependents(self, names: Collection[str]) -> Iterator[str]:
+        """Services, and those that systemd stops with them (systemd.unit(5), Requires=).
+
+        Raises:
+            Refusal: one of these does more than watch GPUs.
+
+        """
+        left, known = sorted(names), {*names}
+        while left:
+            yield (name := left.pop(0))
+            show = ("systemctl", "show", "--value", f"--property={_STOPPED_WITH}", name)
+            for other in (self._tree.run(show) or "").split():
+                is_active = self._tree.run(("systemctl", "is-active", other)) is not None
+                if is_active and not is_monitoring_service(other):
+                    message = f"cannot stop {name}: {other} depends on it"
+                    refuse("in-use", name, message, f"stop it first: systemctl stop {other}")
+                if is_active and other not in known:
+                    known.add(other)
+                    left.append(other)
+
+    def _join_stop(self, made: Bound) -> None:
+        """Have services that are stopped for another bind stay so until this one is made too."""
+        with hold(self._tree, [_SERVICES], self._host.on_note):
+            if others := self._stopped_for_others(made) - {*made.services}:
+                services = (*made.services, *sorted(others))
+                made = replace(made, services=services, are_stopped=True)
+                write_record(self._tree, _file(made.address), made)
+
+    def _start_services(self, address: PciAddress, *, is_bound: bool = False) -> str:
+        """Start what was stopped for a bind, and no other bind still needs; returns why it is not.
+
+        Those of a device that `is_bound` are restarted when it returns, so that they find it.
+        """
+        made = self._of(address)
+        if made is None or not made.are_stopped:
+            return ""
+        with hold(self._tree, [_SERVICES], self._host.on_note):
+            names = sorted({*made.services} - self._stopped_for_others(made))
+            note = self._systemctl("start", names)
+            if note:
+                self._host.on_note(f"{address}: {note}")
+            else:
+                services = made.services if is_bound else ()
+                made = replace(made, services=services, are_stopped=False)
+                write_record(self._tree, _file(address), made)
+        return note
+
+    def _stopped_for_others(self, made: Bound) -> set[str]:
+        """The services that a bind of another device needs to be stopped."""
+        found = (each for each in read_bound(self._tree, readable=True) if each.boot == self._boot)
+        others = (each for each in found if each.are_stopped and each.address != made.address)
+        return {name for each in others for name in each.services}
+
+    def _systemctl(self, verb: str, names: Collection[str]) -> str:
+        """Start services, or restart them; returns why they were not, which nobody waits for."""
+        try:
+            if names:
+                self._tree.call("systemctl", verb, *names, limit=_SYSTEMCTL)
+        except HostError as error:
+            return f"monitoring is still stopped: {error.message}"
+        return ""
 
     def _require_free(self, unit: NodeUnit, owner: str) -> None:
         """Refuse a device of which another owner has a function.
@@ -234,11 +351,6 @@ class Binding:
     @property
     def _boot(self) -> str:
         return self._tree.read(BOOT_ID) or ""
-
-
-def _for_claims(refused: Refusal) -> Refusal:
-    """The refusal without the options of commands, which a claim does not have."""
-    return refusal(each.without("allow", "at-boot", "only") for each in diagnostics_of(refused))
 
 
 def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
