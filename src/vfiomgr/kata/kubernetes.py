@@ -41,6 +41,10 @@ def is_subdomain(text: str) -> bool:
     return len(text) <= _MOST_OF_SUBDOMAIN and all(map(is_label, text.split(".")))
 
 
+CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
+"""The prefix of the name of a DeviceClass as a resource."""
+
+
 def is_extended_resource(name: str) -> bool:
     """Whether a device plugin offers a resource (IsExtendedResourceName, pkg/apis/core/helper)."""
     domain, slash, rest = name.partition("/")

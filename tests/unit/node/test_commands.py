@@ -98,7 +98,9 @@ def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_ins
     monkeypatch.setattr(sys, "prefix", prefix)
     answer = run("node", "run")
     assert answer.status == 2
-    assert "the Python package grpclib is not installed" in answer.stderr
+    assert (
+        "cannot run the agent: the libraries of the extra 'node' are not installed" in answer.stderr
+    )
     assert remedy in answer.stderr
 
 

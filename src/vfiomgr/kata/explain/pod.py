@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.kata.kubernetes import is_extended_resource
+from vfiomgr.kata.kubernetes import CLASS_RESOURCE, is_extended_resource
 from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 
@@ -28,6 +28,11 @@ KATA_ANNOTATION = "io.katacontainers.config."
 """The prefix of keys of Kata's configuration, for one pod."""
 
 ContainerRole = Literal["container", "init container"]
+
+
+def _is_of_devices(name: str) -> bool:
+    """Whether a resource is of a device plugin, or of a DeviceClass."""
+    return is_extended_resource(name) or name.startswith(CLASS_RESOURCE)
 
 
 class PodContainer(Value):
@@ -54,7 +59,7 @@ class PodContainer(Value):
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
         """The resources of device plugins, with their counts."""
-        found = ((name, int(text)) for name, text in self.limits if is_extended_resource(name))
+        found = ((name, int(text)) for name, text in self.limits if _is_of_devices(name))
         return tuple((name, count) for name, count in found if count)
 
     def option(self, name: str, default: str) -> str | None:
@@ -399,14 +404,14 @@ class _Reader(Struct):
             quantity = self._quantity(value, here)
             if quantity is None:
                 continue
-            if is_extended_resource(name) and (quantity.denominator != 1 or quantity < 0):
+            if _is_of_devices(name) and (quantity.denominator != 1 or quantity < 0):
                 what = f"invalid number of devices: {value.text}"
                 self._add(value.place, here, what, "use whole numbers for devices")
                 continue
-            text = str(quantity) if is_extended_resource(name) else value.text
+            text = str(quantity) if _is_of_devices(name) else value.text
             yield name, text
         for name, value in self._parts(container, ("resources", "requests"), base):
-            if is_extended_resource(name) and name not in found:
+            if _is_of_devices(name) and name not in found:
                 here = (*base, "resources", "requests", name)
                 remedy = "add it to limits: a device cannot be shared by several pods"
                 self._add(value.place, here, "a device is requested without a limit", remedy)

@@ -127,8 +127,8 @@ def optional(name: str, verb: str, extra: str) -> ModuleType:
     """
     try:
         return import_module(name)
-    except ModuleNotFoundError as missing:
-        message = f"cannot {verb}: the Python package {missing.name} is not installed"
+    except ModuleNotFoundError:
+        message = f"cannot {verb}: the libraries of the extra {extra!r} are not installed"
         raise UsageError(message, remedy_for_extra(extra)) from None
 
 

@@ -50,6 +50,12 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_layout,
     help="Name of the layout, if FILE has several.",
 )
+@click.option(
+    "--compatibility-groups",
+    "has_groups",
+    is_flag=True,
+    help="The cluster has the feature gate DRADeviceCompatibilityGroups (Kubernetes 1.37).",
+)
 @click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
 @strict_option()
 @declared(NamingOptions)
@@ -62,6 +68,7 @@ def simulate(
     file: str,
     layout_file: str | None,
     layout_name: str | None,
+    has_groups: bool,
     allow_pending: bool,
     strict: bool,
     **names: Unpack[NamingOptions],
@@ -71,7 +78,8 @@ def simulate(
     NODE is an output of `vfiomgr snapshot`; the node is named after the file. FILE=COPIES stands
     for COPIES equal nodes. Claims are allocated by the rules of Kubernetes' scheduler, and limits
     of device plugins are counted. CPU, memory, affinity and taints of nodes are not simulated; Node
-    objects in the pods' file define labels of nodes.
+    objects in the pods' file define labels of nodes. FREE is the number of devices that can still
+    be allocated at once, the smallest vGPUs first.
 
     Exit status: 1 if a pod stays pending (without --allow-pending), or with --strict if a snapshot
     lacks facts that decide which devices its node offers.
@@ -86,7 +94,9 @@ def simulate(
     text = text_of(file, "the pods")
     module = optional("vfiomgr.node.simulation.simulate", "simulate", "simulate")
     layout = _layout(layout_file, layout_name)
-    result, notes = module.simulation(nodes, text, source_of(file), settings, layout)
+    result, notes = module.simulation(
+        nodes, text, source_of(file), settings, layout, has_groups=has_groups
+    )
     if session.format == "table":
         _print(result, notes)
     else:

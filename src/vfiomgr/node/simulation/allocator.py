@@ -17,9 +17,9 @@ from vfiomgr.node.simulation.selectors import Facts, SelectorError, facts_of, qu
 from vfiomgr.units import counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.node.dra.model import DraDevice, Pool, Taint
+    from vfiomgr.node.dra.model import Consumption, DraDevice, Pool, Taint
     from vfiomgr.node.simulation.model import (
         Constraint,
         DeviceKey,
@@ -45,6 +45,8 @@ class Candidate(Struct, frozen=True, eq=False):
     capacity: dict[str, int]
     """By qualified name."""
     consumes: tuple[tuple[CounterKey, int], ...]
+    groups: tuple[tuple[DeviceKey, frozenset[str]], ...]
+    """Its compatibility groups by pool and counter set; empty in pools without such groups."""
     taints: tuple[Taint, ...]
     unit: str
 
@@ -52,7 +54,13 @@ class Candidate(Struct, frozen=True, eq=False):
 def candidates_of(pools: Iterable[Pool]) -> tuple[Candidate, ...]:
     """The devices of all pools, in the order in which the allocator tries them."""
     ordered = sorted(pools, key=lambda pool: pool.name)
-    return tuple(_candidate(pool, device) for pool in ordered for device in pool.devices)
+    return tuple(found for pool in ordered for found in _candidates(pool))
+
+
+def _candidates(pool: Pool) -> Iterator[Candidate]:
+    has_groups = any(part.groups for device in pool.devices for part in device.consumes)
+    for device in pool.devices:
+        yield _candidate(pool, device, device.consumes if has_groups else ())
 
 
 def counters_of(pools: Iterable[Pool]) -> dict[CounterKey, int]:
@@ -65,7 +73,7 @@ def counters_of(pools: Iterable[Pool]) -> dict[CounterKey, int]:
     }
 
 
-def _candidate(pool: Pool, device: DraDevice) -> Candidate:
+def _candidate(pool: Pool, device: DraDevice, grouped: Iterable[Consumption]) -> Candidate:
     facts = facts_of(device)
     return Candidate(
         key=(pool.name, device.name),
@@ -77,6 +85,7 @@ def _candidate(pool: Pool, device: DraDevice) -> Candidate:
             for part in device.consumes
             for name, amount in part.counters.items()
         ),
+        groups=tuple(((pool.name, part.counter_set), frozenset(part.groups)) for part in grouped),
         taints=device.taints,
         unit=device.target.unit,
     )
@@ -109,9 +118,30 @@ class Stock(Struct):
         """The same, to be changed without effect on this one."""
         return Stock(self.candidates, self.by_key, set(self.used), dict(self.counters))
 
-    def is_free(self, candidate: Candidate) -> bool:
-        """Whether a device is not used, and its counters suffice."""
-        return candidate.key not in self.used and self.lacking(candidate) is None
+    def is_free(self, candidate: Candidate, *, for_admin: bool = False) -> bool:
+        """Whether a device can be allocated; for administrators, also if it is used."""
+        is_used = candidate.key in self.used and not for_admin
+        return not is_used and self.lacking(candidate) is None and self.is_compatible(candidate)
+
+    def is_compatible(self, candidate: Candidate) -> bool:
+        """Whether a device has a compatibility group in common with all that share its counters.
+
+        A device without groups is compatible with others without groups.
+        """
+        for place, groups in candidate.groups:
+            used = (self.by_key[key] for key in self.used if key in self.by_key)
+            others = [own for each in used for where, own in each.groups if where == place]
+            if not groups.intersection(*others) and (groups or any(others)):
+                return False
+        return True
+
+    def free_at_once(self) -> set[DeviceKey]:
+        """The devices that can be allocated at once, those first that take the least."""
+        left = self.copy()
+        for each in sorted(self.candidates, key=lambda each: sum(n for _, n in each.consumes)):
+            if not each.taints and left.is_free(each):
+                left.take(each.key)
+        return left.used - self.used
 
     def lacking(self, candidate: Candidate) -> CounterKey | None:
         """The first counter that does not suffice for a device."""
@@ -144,7 +174,7 @@ class SearchTooLong(ValueError):  # noqa: N818 - what happened, for a person
 
 class _Taken(NamedTuple):
     claim: int
-    request: str
+    request: DeviceRequest
     candidate: Candidate
 
 
@@ -168,7 +198,7 @@ class Allocation(Struct):
         if not self._request(0, 0):
             return None
         return tuple(
-            ChosenDevice(self.claims[each.claim].name, each.request, *each.candidate.key)
+            ChosenDevice(self.claims[each.claim].name, each.request.name, *each.candidate.key)
             for each in self.taken
         )
 
@@ -205,14 +235,17 @@ class Allocation(Struct):
 
     def _alternative(self, claim: int, number: int, request: DeviceRequest) -> bool:
         place = _Place(claim, number, request)
-        results = sum(each.claim == claim for each in self.taken)
-        if request.count is None:
-            every = self.matching(request)
-            fits = results + len(every) <= MOST_RESULTS
-            return bool(every) and fits and self._every(place, every)
-        if results + request.count > MOST_RESULTS:
+        every = self.matching(request) if request.count is None else ()
+        count = len(every) if request.count is None else request.count
+        if not count or count > self._most(claim, number):
             return False
-        return self._some(place, 0, request.count)
+        return self._every(place, every) if every else self._some(place, 0, count)
+
+    def _most(self, claim: int, number: int) -> int:
+        """How many devices a request can have, so that the claim has enough for the next ones."""
+        results = sum(each.claim == claim for each in self.taken)
+        later = self.claims[claim].spec.requests[number + 1 :]
+        return MOST_RESULTS - results - sum(min(one.count or 1 for one in each) for each in later)
 
     def _every(self, place: _Place, devices: Sequence[Candidate]) -> bool:
         """Take all of some devices, then go on with the next request."""
@@ -228,7 +261,8 @@ class Allocation(Struct):
             return self._request(place.claim, place.number + 1)
         for index in range(start, len(self.stock.candidates)):
             candidate = self.stock.candidates[index]
-            if candidate.key in self.stock.used or not self.selects(place.request, candidate):
+            is_used = candidate.key in self.stock.used and not place.request.admin
+            if is_used or not self.selects(place.request, candidate):
                 continue
             if self._take(place, candidate):
                 if self._some(place, index + 1, count - 1):
@@ -241,31 +275,38 @@ class Allocation(Struct):
         if self.steps > MOST_STEPS:
             message = f"no solution found in {MOST_STEPS} steps"
             raise SearchTooLong(message)
-        if not self.stock.is_free(candidate) or blocking_taint(place.request, candidate):
+        if not is_available(self.stock, place.request, candidate):
             return False
-        if self._conflicts(place.claim, place.request, candidate):
+        if self._is_taken(place, candidate) or self._conflicts(place, candidate):
             return False
-        self.stock.take(candidate.key)
-        self.taken.append(_Taken(place.claim, place.request.name, candidate))
+        if not place.request.admin:
+            self.stock.take(candidate.key)
+        self.taken.append(_Taken(place.claim, place.request, candidate))
         return True
 
+    def _is_taken(self, place: _Place, candidate: Candidate) -> bool:
+        """Whether the pod has a device already; administrators get one once for each claim."""
+        own = (each for each in self.taken if each.candidate is candidate)
+        return any(not place.request.admin or each.claim == place.claim for each in own)
+
     def _release(self) -> Literal[False]:
-        self.stock.release(self.taken.pop().candidate.key)
+        taken = self.taken.pop()
+        if not taken.request.admin:
+            self.stock.release(taken.candidate.key)
         return False
 
-    def _conflicts(self, claim: int, request: DeviceRequest, candidate: Candidate) -> bool:
+    def _conflicts(self, place: _Place, candidate: Candidate) -> bool:
         """Whether a device breaks a constraint of a claim, beside the devices that are taken."""
-        for constraint in self.claims[claim].spec.constraints:
-            if not constraint.concerns(request.name):
+        for constraint in self.claims[place.claim].spec.constraints:
+            if not constraint.concerns(place.request.name):
                 continue
-            value = _value(candidate, constraint)
             others = (
-                _value(each.candidate, constraint)
+                each.candidate
                 for each in self.taken
-                if each.claim == claim and constraint.concerns(each.request)
+                if each.claim == place.claim and constraint.concerns(each.request.name)
             )
-            is_same = constraint.kind == "matchAttribute"
-            if value is None or any((other == value) is not is_same for other in others):
+            values = [_values(each, constraint) for each in (candidate, *others)]
+            if not (_have_common if constraint.kind == "matchAttribute" else _differ)(values):
                 return True
         return False
 
@@ -276,10 +317,25 @@ class _Place(NamedTuple):
     request: DeviceRequest
 
 
-def _value(candidate: Candidate, constraint: Constraint) -> tuple[type, object] | None:
-    """The attribute of a constraint; values of different types differ, as 1 and true do."""
+def _values(candidate: Candidate, constraint: Constraint) -> frozenset[tuple[type, object]]:
+    """The attribute of a constraint, one value or a list; values of two types differ."""
     value = candidate.attributes.get(constraint.attribute)
-    return None if value is None else (type(value), value)
+    values = value if isinstance(value, tuple) else () if value is None else (value,)
+    return frozenset((type(each), each) for each in values)
+
+
+def _have_common(values: Sequence[frozenset[tuple[type, object]]]) -> bool:
+    return bool(frozenset.intersection(*values))
+
+
+def _differ(values: Sequence[frozenset[tuple[type, object]]]) -> bool:
+    return all(values) and len(frozenset.union(*values)) == sum(map(len, values))
+
+
+def is_available(stock: Stock, request: DeviceRequest, candidate: Candidate) -> bool:
+    """Whether a request can have a device that matches it."""
+    is_free = stock.is_free(candidate, for_admin=request.admin)
+    return is_free and blocking_taint(request, candidate) is None
 
 
 def has_capacity(request: DeviceRequest, candidate: Candidate) -> bool:
@@ -362,7 +418,7 @@ def _only(left: Sequence[Candidate], need: int) -> str:
 def _why_not_free(stock: Stock, request: DeviceRequest, selected: Sequence[Candidate]) -> str:
     """Which taint, use or counter leaves too few of the devices that match."""
     need = len(selected) if request.count is None else request.count
-    free = [c for c in selected if stock.is_free(c) and blocking_taint(request, c) is None]
+    free = [c for c in selected if is_available(stock, request, c)]
     if len(free) >= need:
         return ""
     found = f"{len(free)} of {counted(len(selected), 'matching device')} free"
@@ -373,14 +429,14 @@ def _why_not_free(stock: Stock, request: DeviceRequest, selected: Sequence[Candi
 
 def _cause(stock: Stock, request: DeviceRequest, candidate: Candidate) -> str:
     """Why a device that matches is not free; empty if it is."""
-    if candidate.key in stock.used:
+    if candidate.key in stock.used and not request.admin:
         return "allocated"
     taint = blocking_taint(request, candidate)
     if taint is not None:
         return f"tainted {taint.key}{f'={taint.value}' if taint.value else ''}"
     counter = stock.lacking(candidate)
     if counter is None:
-        return ""
+        return "" if stock.is_compatible(candidate) else "its GPU has vGPUs of another size"
     name = counter[2]
     need = dict(candidate.consumes)[counter]
     most = max(stock.counters[key] for key in stock.counters if key[2] == name)

@@ -44,6 +44,8 @@ class DeviceRequest(Value):
     tolerations: tuple[Toleration, ...] = ()
     capacity: tuple[tuple[str, int], ...] = ()
     """The least capacity by name, rounded up."""
+    admin: bool = False
+    """Whether it is for administrators: devices that others have too."""
 
 
 class Constraint(Value):
@@ -160,7 +162,7 @@ class NodeUse(Value):
     before: int
     """Devices that were in use on the snapshot."""
     free: int
-    """Devices that could still be allocated, each alone."""
+    """Devices that can still be allocated at once, those first that take the least of a GPU."""
 
 
 class SimulationResult(Value):

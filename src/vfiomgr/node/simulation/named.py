@@ -52,10 +52,13 @@ def read_cluster(
     words: Iterable[str],
     settings: Callable[[HostSnapshot], NodeSettings],
     own_labels: Mapping[str, Mapping[str, str]],
+    *,
+    has_groups: bool = False,
 ) -> Cluster:
     """The nodes of some snapshots; `own_labels` are further labels by node, or by file.
 
-    `settings` are how the devices of a host become resources.
+    `settings` are how the devices of a host become resources. `has_groups`: the cluster has
+    compatibility groups.
 
     Raises:
         UsageError: a word does not name nodes, two nodes have one name, or a file cannot be read.
@@ -77,7 +80,7 @@ def read_cluster(
         source.snapshot = named.file
         host = source.scan()
         cluster.unknown += [text.replace(":", f" ({named.name}):", 1) for text in _unknown(host)]
-        template = _template(host, named, settings(host))
+        template = _template(host, named, settings(host), has_groups)
         for further, names in _by_labels(named, own_labels).items():
             cluster.add(replace(template, labels={**template.labels, **dict(further)}), names)
     return cluster
@@ -89,11 +92,16 @@ def _unknown(host: HostSnapshot) -> Iterator[str]:
         yield "which devices are in use: the snapshot was made without root"
 
 
-def _template(host: HostSnapshot, named: NamedNodes, settings: NodeSettings) -> NodeTemplate:
+def _template(
+    host: HostSnapshot,
+    named: NamedNodes,
+    settings: NodeSettings,
+    has_groups: bool,  # noqa: FBT001 - a fact
+) -> NodeTemplate:
     found = inventory(host, settings)
 
     def publish(allocated: frozenset[tuple[str, str]]) -> tuple[Pool, ...]:
-        return pools(host, found, named.name, allocated=allocated)
+        return pools(host, found, named.name, allocated=allocated, has_groups=has_groups)
 
     own = (label.partition("=") for label in labels(found, host))
     return template_of(publish, found, named.name, {name: value for name, _, value in own})

@@ -12,6 +12,7 @@ from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Located, Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
+from vfiomgr.kata.kubernetes import CLASS_RESOURCE
 from vfiomgr.node.simulation.model import (
     ClaimSpec,
     Constraint,
@@ -82,6 +83,13 @@ class Part(Struct):
             return default
         return found
 
+    def flag(self, key: str) -> bool:
+        """Whether a value below is true."""
+        part = self.at(key)
+        if part and not isinstance(part.located.scalar, bool):
+            part.reject(f"{key} is not true or false", "write true or false")
+        return part.located.scalar is True
+
     def items(self, *keys: str) -> list[Part]:
         """The items of a list below."""
         part = self.at(*keys)
@@ -133,7 +141,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 _DEVICES = ("requests", "constraints", "config")
 _EXACT = (
     *("name", "deviceClassName", "selectors", "allocationMode", "count"),
-    *("tolerations", "capacity"),
+    *("tolerations", "capacity", "adminAccess"),
 )
 _CONSTRAINT = ("requests", "matchAttribute", "distinctAttribute")
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
@@ -154,14 +162,17 @@ class _Reader(Struct):
     notes: list[str] = field(default_factory=list)
 
     def take_class(self, part: Part) -> None:
-        """Read a DeviceClass, or the labels of a Node."""
+        """Read a DeviceClass, or the labels of a Node; note what is not simulated."""
         kind, name = _kind(part.located), part.text("metadata", "name")
+        if part.text("apiVersion").startswith(_GROUP) and kind not in _KINDS:
+            self.notes.append(f"{kind} {name} is not simulated")
         if kind == "Node":
             self.labels[name] = part.texts("metadata", "labels")
         elif kind == "DeviceClass" and _is_valid(part):
             spec = part.at("spec")
             self.classes[name] = tuple(self.expressions(spec))
             self.extended[spec.text("extendedResourceName")] = name
+            self.extended[f"{CLASS_RESOURCE}{name}"] = name
 
     def take_claim(self, part: Part) -> None:
         """Read a claim or a template of claims."""
@@ -170,6 +181,8 @@ class _Reader(Struct):
             return
         spec = part.at("spec", "spec") if kind == "ResourceClaimTemplate" else part.at("spec")
         key = (kind, _namespace(part), part.text("metadata", "name"))
+        if part.at("status", "allocation"):
+            self.notes.append(f"{kind} {key[1]}/{key[2]}: its allocation is not simulated")
         self.found[key] = self.claim(spec.at("devices"))
 
     def workload(self, part: Part, pod: PodSpec) -> Workload:
@@ -181,19 +194,25 @@ class _Reader(Struct):
             remedy = "use a nodeSelector with kubernetes.io/hostname"
             spec.at("nodeName").reject("a pod with nodeName bypasses the scheduler", remedy)
         self.notes += [f"{pod}: {key} is not simulated" for key in _IGNORED if spec.at(key)]
-        for name, _ in pod.resources:
-            if name in self.extended:
-                what = f"extendedResourceName of DeviceClass {self.extended[name]}"
-                self.notes.append(f"{pod}: {what} is not simulated")
+        extended = [each for each in pod.resources if each[0] in self.extended]
         return Workload(
             kind=pod.kind,
             namespace=pod.namespace,
             name=pod.name,
             replicas=part.at("spec").number(_REPLICAS[pod.kind], 1) if pod.kind in _REPLICAS else 1,
             node_selector=tuple(sorted(spec.texts("nodeSelector").items())),
-            limits=pod.resources,
-            claims=tuple(self._pod_claims(spec, pod.namespace)),
+            limits=tuple(each for each in pod.resources if each not in extended),
+            claims=(
+                *self._pod_claims(spec, pod.namespace),
+                *(self._extended_claim(*each) for each in extended),
+            ),
         )
+
+    def _extended_claim(self, name: str, count: int) -> PodClaim:
+        """The claim that the scheduler makes for an extended resource of a DeviceClass."""
+        own = self.extended[name]
+        request = DeviceRequest(name, own, self.classes[own], count)
+        return PodClaim(name, ClaimSpec(((request,),)))
 
     def _pod_claims(self, spec: Part, namespace: str) -> Iterator[PodClaim]:
         for part in spec.items("resourceClaims"):
@@ -258,11 +277,10 @@ class _Reader(Struct):
             yield self._request(other, f"{name}/{own}")
 
     def _request(self, part: Part, name: str) -> DeviceRequest:
-        admin = part.at("adminAccess")
-        if admin and admin.located.scalar is not False:
-            what = "admin access is not simulated: it allocates no devices"
-            admin.reject(what, "leave the request out")
-        part.require_known((*_EXACT, "adminAccess"))
+        part.require_known(_EXACT)
+        admin = part.flag("adminAccess")
+        if admin:
+            self.notes.append(f"request {name}: vfiomgr refuses to prepare claims with adminAccess")
         device_class = part.text("deviceClassName")
         own = self.classes.get(device_class)
         if own is None:
@@ -276,6 +294,7 @@ class _Reader(Struct):
             _count(part),
             tuple(map(_toleration, part.items("tolerations"))),
             tuple(_capacity(part)),
+            admin,
         )
 
 
@@ -332,14 +351,16 @@ def _constraints(part: Part, names: list[str]) -> Iterator[Constraint]:
     yield Constraint("matchAttribute" if match else "distinctAttribute", attribute, concerned)
 
 
-_VERSIONS = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2")
+_GROUP = "resource.k8s.io/"
+_VERSIONS = (f"{_GROUP}v1", f"{_GROUP}v1beta2")
+_KINDS = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
 _HINT = "validate it with kubectl apply --dry-run=server -f FILE"
 _WORDING = Wording(
     "an object", "objects", shown_path, "write a Pod or a Deployment", merges="taken"
 )
 _NAMESPACE = "default"
-_IGNORED = ("affinity", "topologySpreadConstraints")
-"""Parts of a pod that move it to other nodes, and are not simulated."""
+_IGNORED = ("affinity", "topologySpreadConstraints", "schedulingGates")
+"""Parts of a pod that move it to other nodes or hold it back, and are not simulated."""
 _REPLICAS = {
     "Deployment": "replicas",
     "ReplicaSet": "replicas",

@@ -1,5 +1,7 @@
 """Places pods on nodes one after the other, each on the node with the fewest free devices.
 
+Of nodes that it fits on, those come first that have the best alternatives of its requests.
+
 Nodes with the same devices and labels share a template. Nodes with the same template and the same
 used devices share a state, and what was found for a pod in a state holds for all of them.
 Kubernetes' own choice among nodes that fit has no such order: it scores CPU and memory, and chooses
@@ -126,7 +128,7 @@ class _State(Struct, frozen=True, eq=False):
     stock: Stock
     used: frozenset[DeviceKey]
     free: int
-    """Devices that could still be allocated, each alone."""
+    """Devices that can still be allocated at once."""
 
 
 class _Fit(Struct, frozen=True, eq=False):
@@ -135,6 +137,8 @@ class _Fit(Struct, frozen=True, eq=False):
     devices: tuple[ChosenDevice, ...]
     units: tuple[ChosenUnit, ...]
     used: frozenset[DeviceKey]
+    rank: int
+    """How many better alternatives of its requests it does not have."""
 
 
 class _Failure(Struct, frozen=True):
@@ -185,12 +189,12 @@ class Scheduler:
         placed, reasons = self._pending.get(question, (-1, ()))
         if placed == self._on_node.total():
             return PodResult(pod, workload.kind, reasons=reasons)
-        fits: list[tuple[int, int, _Fit]] = []
+        fits: list[tuple[int, int, int, _Fit]] = []
         count = 0
         for state, node, size in self._choices(workload, nodes):
             found = self._outcome(shape, workload.limits, claims, state)
             if isinstance(found, _Fit):
-                fits.append((state.free, node, found))
+                fits.append((found.rank, state.free, node, found))
                 count += size
             elif found.is_final:
                 fits = []
@@ -199,7 +203,7 @@ class Scheduler:
             reasons = tuple(self._reasons(workload, nodes, shape))
             self._pending[question] = (self._on_node.total(), reasons)
             return PodResult(pod, workload.kind, reasons=reasons)
-        _, node, fit = min(fits, key=lambda each: each[:2])
+        *_, node, fit = min(fits, key=lambda each: each[:3])
         self._move(node, fit, claims)
         name = self._cluster.nodes[node].name
         devices = tuple(replace(each, pool=f"{name}{each.pool}") for each in fit.devices)
@@ -305,9 +309,9 @@ class Scheduler:
 
 def _state(number: int, place: int, template: NodeTemplate, used: frozenset[DeviceKey]) -> _State:
     stock = template.stock(used)
-    free = {each.key for each in stock.candidates if not each.taints and stock.is_free(each)}
+    free = stock.free_at_once()
     for keys in template.resources.values():
-        free.update(key for key in keys if _is_free(stock, key))
+        free.update(key for key in keys if key not in stock.by_key and key not in used)
     return _State(number, place, stock, used, len(free))
 
 
@@ -340,7 +344,22 @@ def _allocated(
         for key in free[:count]:
             stock.take(key)
             units.append(ChosenUnit(resource, _unit(stock, key)))
-    return _Fit(devices, tuple(units), frozenset(stock.used))
+    return _Fit(devices, tuple(units), frozenset(stock.used), _rank(claims, devices))
+
+
+def _rank(claims: tuple[PodClaim, ...], devices: Iterable[ChosenDevice]) -> int:
+    """How many better alternatives there are; the scheduler prefers nodes with fewer.
+
+    Source: computeScore in pkg/scheduler/framework/plugins/dynamicresources of Kubernetes.
+    """
+    chosen = {(each.claim, each.request) for each in devices}
+    return sum(
+        place
+        for claim in claims
+        for request in claim.spec.requests
+        for place, alternative in enumerate(request)
+        if (claim.name, alternative.name) in chosen
+    )
 
 
 def _is_free(stock: Stock, key: DeviceKey) -> bool:

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-def simulation(
+def simulation(  # noqa: PLR0913 - each is a fact of its own, with a default
     nodes: Sequence[str],
     text: str,
     source: str,
     settings: NodeSettings,
     layout: Layout | None = None,
+    *,
+    has_groups: bool = False,
 ) -> tuple[SimulationResult, tuple[str, ...]]:
     """The result for the pods of a text, and notes about what is not simulated.
+
+    `has_groups`: the cluster has compatibility groups.
 
     Raises:
         UsageError: a file of a node cannot be read, or its name is not that of a node.
@@ -41,5 +45,5 @@ def simulation(
         found: NodeSettings = layouts.with_layout(host, settings, layout) if layouts else settings
         return found
 
-    cluster = read_cluster(nodes, of_host, objects.labels)
+    cluster = read_cluster(nodes, of_host, objects.labels, has_groups=has_groups)
     return Scheduler(cluster, selectors).place(objects.workloads), objects.notes

@@ -28,7 +28,9 @@ def test_the_extra_is_named_where_it_is_missing(
     path.write_text(claim(f"[{exactly()}]") + pods())
     result = run("node", "simulate", "node.json", "--pods", str(path))
     assert result.status == 2
-    assert "the Python package cel is not installed" in result.stderr
+    assert (
+        "cannot simulate: the libraries of the extra 'simulate' are not installed" in result.stderr
+    )
     assert f"{sys.prefix}/bin/pip install '.[simulate]'" in result.stderr
 
 

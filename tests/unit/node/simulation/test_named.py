@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.node.made import A40, at, node_of
-from tests.unit.node.simulation.made import claim, exactly, pods
+from tests.unit.node.simulation.made import cel, claim, exactly, pods
+from tests.unit.vgpus import vgpu_host
 from vfiomgr.errors import UsageError
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.simulation.named import named_nodes, read_cluster
@@ -55,6 +56,23 @@ def test_copies_are_numbered_and_have_labels_of_their_own(file: str) -> None:
         result, _ = simulation([f"{file}=3"], selected, "f.yaml", NodeSettings())
         assert [pod.node for pod in result.pods] == expected
     assert result.pods[0].devices[0].pool == "node-2"
+
+
+@pytest.mark.parametrize(
+    ("has_groups", "placed"), [(False, [False, False, True]), (True, [True, False, False])]
+)
+def test_a_claim_for_two_vgpus_of_a_size_needs_groups(
+    tmp_path: Path, placed: list[bool], *, has_groups: bool
+) -> None:
+    """Without groups a GPU without vGPUs publishes one device of each type."""
+    path = tmp_path / "node.json"
+    path.write_text(write_snapshot(vgpu_host(())))
+    size = cel('device.attributes["vfiomgr.io"].vgpuType == "A40-24Q"')
+    text = claim(f"[{exactly(f'count: 2, {size}', 'vgpu.vfiomgr.io')}]") + pods(2)
+    small = exactly(size.replace("24Q", "4Q"), "vgpu.vfiomgr.io")
+    text += claim(f"[{small}]", name="s") + pods(1, "s", template="s")
+    result, _ = simulation([str(path)], text, "f", NodeSettings(), has_groups=has_groups)
+    assert [pod.node is not None for pod in result.pods] == placed
 
 
 def test_labels_of_the_agent_select_nodes(file: str) -> None:

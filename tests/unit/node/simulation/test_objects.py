@@ -47,7 +47,7 @@ def errors(text: str) -> str:
             "exactly.count: allocationMode All has no count",
         ),
         (exactly("allocationMode: Some"), "allocationMode 'Some' is not one of ExactCount, All"),
-        (exactly("adminAccess: true"), "admin access is not simulated: it allocates no devices"),
+        (exactly("adminAccess: 1"), "adminAccess: adminAccess is not true or false"),
         (exactly("", "vfo.vfiomgr.io"), "'vfo.vfiomgr.io'; did you mean vfio.vfiomgr.io?"),
         (
             exactly("", "x"),
@@ -140,11 +140,43 @@ spec:
 """
 
 
+RULE = """\
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceTaintRule
+metadata: {name: out-of-service}
+"""
+ALLOCATED = """\
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: a}
+spec: {devices: {requests: [{name: b, exactly: {deviceClassName: vfio.vfiomgr.io}}]}}
+status: {allocation: {devices: {results: [{request: b}]}}}
+"""
+
+
 def test_what_is_not_simulated_is_told() -> None:
-    assert read(LIMITS + CLASS).notes == (
+    admin = claim(f"[{exactly('adminAccess: true')}]")
+    assert read(LIMITS + CLASS + RULE + ALLOCATED + admin).notes == (
+        "DeviceTaintRule out-of-service is not simulated",
+        "ResourceClaim default/a: its allocation is not simulated",
+        "request gpu: vfiomgr refuses to prepare claims with adminAccess",
         "Pod a: affinity is not simulated",
-        "Pod a: extendedResourceName of DeviceClass big is not simulated",
     )
+    plain = claim(f"[{exactly('adminAccess: false')}]") + CLASS + pods()
+    assert read(plain).notes == ()
+
+
+@pytest.mark.parametrize("name", ["example.com/big", "deviceclass.resource.kubernetes.io/big"])
+def test_an_extended_resource_of_a_class_is_a_claim(name: str) -> None:
+    (workload,) = read(LIMITS.replace("example.com/big", name) + CLASS).workloads
+    (own,) = workload.claims
+    assert (own.name, own.shared, workload.limits) == (name, "", ())
+    ((request,),) = own.spec.requests
+    assert (request.count, request.selectors) == (2, ('device.driver == "vfiomgr.io"',))
+    (workload,) = read(LIMITS).workloads
+    assert (workload.limits, workload.claims) == ((("example.com/big", 2),), ())
 
 
 @pytest.mark.parametrize("kind", ["vfio", "vgpu"])

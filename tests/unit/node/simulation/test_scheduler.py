@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +24,15 @@ from tests.unit.node.simulation.made import (
     template,
     unit,
 )
+from vfiomgr.node.dra.model import Consumption, CounterSet, DraDevice, Pool, Target
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.simulation.model import NodeUse
 from vfiomgr.node.simulation.scheduler import Cluster, template_of
 from vfiomgr.units import GIB
+
+if TYPE_CHECKING:
+    from vfiomgr.node.dra.model import AttributeValue
+    from vfiomgr.node.simulation.scheduler import NodeTemplate
 
 VGPU = "vgpu.vfiomgr.io"
 ANY = claim(f"[{exactly()}]")
@@ -152,6 +159,75 @@ def test_what_is_published_can_change_with_what_is_allocated() -> None:
     text = claim(f"[{large}]") + pods() + claim(f"[{small}]", name="s") + pods(template="s")
     (reason,) = reasons(simulate(cluster(one=made), text))
     assert "no device of class vgpu.vfiomgr.io matches" in reason
+
+
+def test_free_devices_are_those_that_can_be_allocated_at_once() -> None:
+    made = cluster(one=template(gpu(0x41), plain(device(1), device(2)), units=(unit(9),)))
+    small = cel('device.attributes["vfiomgr.io"].vgpuType == "A40-24Q"')
+    text = ANY + pods() + claim(f"[{exactly(small, VGPU)}]", name="s") + pods(2, "s", template="s")
+    before, after = ANY + pods(0), text
+    assert [simulate(made, each).nodes[0].free for each in (before, after)] == [7, 2]
+
+
+def test_groups_keep_sizes_apart() -> None:
+    """IncompatibleRejectedCompatibleAdmitted in test/integration/dra/compatibility_groups.go."""
+    made = cluster(
+        apart=template(_grouped("mig", "vgpu")), together=template(_grouped("mig", "mig"))
+    )
+    result = simulate(made, claim(f"[{exactly('count: 2')}]") + pods(2))
+    assert [pod.node for pod in result.pods] == ["together", None]
+    assert "1: claim gpu: too few devices are free for all of them at once" in reasons(result)
+    one = simulate(cluster(apart=template(_grouped("mig", "vgpu"))), ANY + pods(2))
+    assert reasons(one) == [
+        "1: request gpu: 0 of 2 matching devices free: allocated; its GPU has vGPUs of another size"
+    ]
+
+
+def _grouped(*groups: str) -> Pool:
+    """A GPU with room for two devices, each with a group."""
+    attributes: dict[str, AttributeValue] = {"family": "function"}
+    devices = tuple(
+        DraDevice(f"dev-{n}", Target(), attributes, {}, (Consumption("gpu", {"mem": 4}, (each,)),))
+        for n, each in enumerate(groups)
+    )
+    return Pool("one/gpu", devices, (CounterSet("gpu", {"mem": 8}),))
+
+
+MODELS = cluster(
+    **{f"n{number}": template(plain(device(1, model=f"m{number}"))) for number in "1234"}
+)
+
+
+def test_nodes_with_better_alternatives_come_first() -> None:
+    """SingleClaim and multi-claim of testPrioritizedListScoring in test/integration/dra."""
+    assert nodes_of(claim(f"[{_first('3', '1', '2')}]") + pods(4), MODELS) == [
+        "n3",
+        "n1",
+        "n2",
+        None,
+    ]
+    both = "[{name: a, resourceClaimTemplateName: a}, {name: b, resourceClaimTemplateName: b}]"
+    two = template(plain(device(1, model="m1"), device(2, model="m1")))
+    made = cluster(**{f"n{n}": _pair(f"m{n}") for n in "123"}, other=two)
+    text = claim(f"[{_first('1', '2', '3')}]", name="a") + claim(
+        f"[{_first('2', '3', '1')}]", name="b"
+    )
+    text += pods().replace("[{name: gpu, resourceClaimTemplateName: gpu}]", both)
+    assert nodes_of(text, made) == ["n2"]
+
+
+def _pair(model: str) -> NodeTemplate:
+    return template(plain(device(1, model=model), device(2, model=model)))
+
+
+def _first(*models: str) -> str:
+    """A request for the first of some models."""
+    selectors = [cel(f'device.attributes["vfiomgr.io"].model == "m{each}"') for each in models]
+    parts = (
+        f"{{name: m{number}, deviceClassName: vfio.vfiomgr.io, {selector}}}"
+        for number, selector in enumerate(selectors)
+    )
+    return f"{{name: gpu, firstAvailable: [{', '.join(parts)}]}}"
 
 
 REQUESTS = st.sampled_from(
