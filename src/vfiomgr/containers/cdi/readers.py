@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.containers.cdi.check import other_nodes
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.containers.cdi.rules import CdiFinding
-from vfiomgr.containers.runtimes import location
+from vfiomgr.containers.runtimes import location, values
 from vfiomgr.containers.runtimes.handlers import enabled_cdi, imports_of, read_containerd
 from vfiomgr.diagnostic import as_remedies
 from vfiomgr.expressions import expression
@@ -50,8 +50,7 @@ _UNITS = tuple(map(HostPath, ("/etc/systemd/system", "/usr/lib/systemd/system"))
 _REFRESHED = tuple(place / "multi-user.target.wants" / _REFRESH for place in _UNITS)
 _UNCOMPRESSED = expression(r"(?m)^ExecCondition=.*\.ko(?::|\[:\]).*modules\.dep")
 _NVIDIA_MODULE = expression(r"(?m)^\S*/(nvidia(?:-current)?\.ko[.\w]*):")
-_TOOLKIT = HostPath("/etc/nvidia-container-runtime/config.toml")
-_MODE = expression(r'(?m)^\[nvidia-container-runtime\]\n(?:[^\n[].*\n|\n)*?mode *= *"(cdi|legacy)"')
+_MODE_OF_RUNTIME = ("nvidia-container-runtime", "mode")
 _OTHERS_READ, _OTHERS_ENTER = 0o004, 0o001
 
 
@@ -115,11 +114,12 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
 
 def _unsuitable_mode(tree: HostTree) -> str:
     """nvidia-ctk 1.18.0 reads the mode of the runtime (NVIDIA/nvidia-container-toolkit 1376)."""
-    found = _MODE.search(tree.read_text(_TOOLKIT) or "")
-    if found is None:
+    _, document = location.read_toolkit(tree, location.TOOLKIT) or ("", {})
+    mode = values.found(document, _MODE_OF_RUNTIME)
+    if mode not in ("cdi", "legacy"):
         return ""
     version = location.version_of(tree, "nvidia-ctk", ("nvidia-container-toolkit",))
-    return found[1] if version == Version(1, 18) else ""
+    return str(mode) if version == Version(1, 18) else ""
 
 
 def _unmatched(tree: HostTree) -> str:
@@ -356,7 +356,7 @@ def _not_refreshed(facts: Readers) -> Iterator[CdiFinding]:
         ]
     elif facts.mode:
         why = f'nvidia-ctk 1.18.0 has no mode {facts.mode}, and takes mode = "{facts.mode}" from '
-        why += str(_TOOLKIT)
+        why += str(location.TOOLKIT)
         remedies = [
             "upgrade nvidia-container-toolkit to 1.18.1 or later",
             'set mode = "auto" in that file, then systemctl restart nvidia-cdi-refresh',

@@ -6,7 +6,7 @@ import posixpath
 import re
 import shlex
 import stat
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.containers.runtimes.record import parse_record, text_of_record
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import Key, Texts
     from vfiomgr.host.tree import HostTree
 
+_MOST_OF_TOOLKIT = 1 << 20
 _UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _KEYS: dict[ProgramName, tuple[Key, ...]] = {
     "containerd": tuple(("plugins", cri, "containerd", "runtimes") for cri in CRI_NAMES),
@@ -597,3 +599,16 @@ def require_file(tree: HostTree, path: HostPath, remedy: str) -> None:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         message = f"{path} is {kind}"
         refuse("runtime-program-missing", path, message, remedy)
+
+
+TOOLKIT = HostPath("/etc/nvidia-container-runtime/config.toml")
+
+
+def read_toolkit(tree: HostTree, *places: HostPath) -> tuple[str, dict[str, Any]] | None:
+    """The first of these configurations of NVIDIA's toolkit, with its file; None if malformed."""
+    texts = ((place, tree.read_text(place, _MOST_OF_TOOLKIT)) for place in places)
+    path, found = next((pair for pair in texts if pair[1] is not None), ("", None))
+    try:
+        return path, parse_toml(found or "")
+    except Malformed:
+        return None

@@ -16,7 +16,6 @@ from vfiomgr.containers.runtimes.containerd import mixed_versions
 from vfiomgr.containers.runtimes.handlers import UnreadFile
 from vfiomgr.containers.runtimes.model import ConfigFile
 from vfiomgr.documents.reader import read_values
-from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import is_vfio_node
@@ -149,7 +148,7 @@ def _units(tree: HostTree, *services: str) -> Iterator[tuple[str, str]]:
 
 _TOOLKIT = (
     HostPath("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"),
-    HostPath("/etc/nvidia-container-runtime/config.toml"),
+    runtimes_facts.TOOLKIT,
 )
 _ACCEPTS = (
     ("envvar", "accept-nvidia-visible-devices-envvar-when-unprivileged", True),
@@ -401,12 +400,10 @@ def lacks_plugins(tree: HostTree) -> bool:
 
 def read_toolkit(tree: HostTree) -> ToolkitFacts | None:
     """The configuration of NVIDIA's container runtime, first that of the GPU Operator."""
-    found = ((path, tree.read_text(path, _MOST)) for path in _TOOLKIT)
-    path, text = next((pair for pair in found if pair[1] is not None), ("", None))
-    try:
-        document = {} if text is None else parse_toml(text)
-    except Malformed:
+    found = runtimes_facts.read_toolkit(tree, *_TOOLKIT)
+    if found is None:
         return None
+    path, document = found
     return ToolkitFacts(
         path,
         tuple(
