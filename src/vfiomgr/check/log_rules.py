@@ -119,9 +119,10 @@ def kernel_fault(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 def _is_of(fault: dict[str, Any], host: HostSnapshot, facts: Readiness) -> bool:
     """Whether a fault is one of this kernel, its configuration, its machine and its programs."""
     tools = facts.distribution.tools if facts.distribution is not None else ()
+    release, machines = host.kernel.release or "", host.kernel.compatible
     return (
-        (host.kernel.release or "").startswith(tuple(fault.get("releases", ("",))))
-        and facts.config.get(fault.get("config", "")) == ("y" if "config" in fault else None)
+        ("releases" not in fault or release.startswith(tuple(fault["releases"])))
+        and ("config" not in fault or facts.config.get(fault["config"]) == "y")
         and ("program" not in fault or fault["program"] in tools)
-        and any(n.startswith(fault.get("machine", "")) for n in (*host.kernel.compatible, ""))
+        and ("machine" not in fault or any(m.startswith(fault["machine"]) for m in machines))
     )

@@ -90,7 +90,10 @@ class _Request(Value):
     @property
     def owner(self) -> str | None:
         """The owner of its node besides root."""
-        return getattr(self.claim.rule, "owner", None) if self.is_for_guests else None
+        rule = self.claim.rule
+        if self.is_for_guests and isinstance(rule, PassthroughRule | SriovRule):
+            return rule.owner
+        return None
 
     @property
     def takes_group(self) -> bool:

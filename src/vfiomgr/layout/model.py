@@ -462,7 +462,7 @@ class Layout(_Document):
     @property
     def owners(self) -> tuple[str, ...]:
         """All owners of device nodes."""
-        named = (getattr(rule, "owner", None) for rule in self.devices)
+        named = (r.owner for r in self.devices if isinstance(r, PassthroughRule | SriovRule))
         return tuple(dict.fromkeys(owner for owner in named if owner is not None))
 
     @property

@@ -11,7 +11,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.plan import vgpus_on
 from vfiomgr.gpu.requests import SwitchCheckpoint
-from vfiomgr.layout.model import HostRule, Rule, SriovRule, VgpuRule, WholeRule
+from vfiomgr.layout.model import HostRule, OnDemandRule, Rule, SriovRule, VgpuRule, WholeRule
 from vfiomgr.layout.requests import ApplyLayout, LayoutCheckpoint
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -71,7 +71,7 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
         taken_parents.update(parents)
         claim = RuleMatch(number, rule, matching, parents)
         companions = []
-        if isinstance(rule, WholeRule) and not getattr(rule, "only", False):
+        if isinstance(rule, WholeRule) and (isinstance(rule, OnDemandRule) or not rule.only):
             companions = [other for other in _slots(host, claim) if other not in matching]
         against = (*_unfit(claim), *_conflicts(claim, companions, taken))
         diagnostics += [(claim, diagnostic) for diagnostic in against]

@@ -30,7 +30,8 @@ _AUTO = "auto"
 
 def resource_rules(host: HostSnapshot, layout: Layout) -> tuple[ResourceRule, ...] | None:
     """The rules that have a resource, with their devices; None if no rule has one."""
-    if not any(getattr(rule, "resource", None) for rule in layout.devices):
+    offering = (r for r in layout.devices if not isinstance(r, HostRule | OnDemandRule))
+    if all(rule.resource is None for rule in offering):
         return None
     return tuple(found for claim in select(host, layout).claims for found in _rule(claim))
 

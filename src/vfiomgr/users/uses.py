@@ -358,9 +358,9 @@ def _read_seat(tree: HostTree) -> Iterator[HostUse]:
 
 
 def _read_services(tree: HostTree) -> Iterator[HostUse]:
-    """The functions with a watchdog that is not known to be idle, a TPM, or a serial console."""
+    """The functions with a running watchdog, a TPM, or a serial console."""
     for name in tree.children(_CLASSES / "watchdog"):
-        if tree.read(_CLASSES / "watchdog" / name / "state") != "inactive":
+        if tree.read(_CLASSES / "watchdog" / name / "state") == "active":
             yield from _owned(tree, "watchdog", _CLASSES / "watchdog" / name)
     for name in tree.children(_CLASSES / "tpm"):
         yield from _owned(tree, "tpm", _CLASSES / "tpm" / name)

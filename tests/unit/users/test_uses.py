@@ -385,7 +385,7 @@ OF_PLATFORM = (
         (TTY + CONSOLE_IS + "sys/class/tty/console/active: tty0\n", []),
         (TTY + "proc/cmdline: quiet netconsole=ttyS4 console=ttyS0\n", []),
         (TTY, []),
-        (WATCHDOG, [(SERVED, "watchdog", "watchdog0")]),
+        (WATCHDOG, []),
         (
             WATCHDOG + f"{FUNCTION}/iTCO_wdt/watchdog/watchdog0/state: active\n",
             [(SERVED, "watchdog", "watchdog0")],

@@ -47,7 +47,7 @@ class Offer(Value):
     counters: dict[str, int]
     """What it takes from the counter set of its GPU."""
     groups: tuple[str, ...] = ()
-    """What all vGPUs of its GPU have in common, for an API server that knows such groups."""
+    """What all vGPUs of its GPU have in common, for an API server that stores groups."""
 
 
 class Offers(Value):

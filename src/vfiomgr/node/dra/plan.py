@@ -176,7 +176,7 @@ Allocated = tuple[str, str]
 COUNTER_SET = "gpu"
 """The counter set of a pool of vGPUs."""
 ENTIRE = "passthrough"
-"""The compatibility group of a GPU as a whole: without one it would be with others without."""
+"""The compatibility group of an entire GPU; devices without a group are compatible."""
 STUCK = "stuck-device"
 """The rule of functions that the kernel does not return from."""
 HELD = "held"
