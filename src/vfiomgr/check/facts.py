@@ -466,7 +466,7 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         hardening=tuple(_hardening(tree)),
         has_kvm=_has_kvm(tree, has_dev=has_dev),
         kernel_log=read_kernel_log(tree),
-        denials=tuple(dict.fromkeys(_denials(tree)))[-_MOST_DENIALS:],
+        denials=_denials(tree),
     )
 
 
@@ -560,28 +560,55 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
 
 _AUDIT_LOG = HostPath("/var/log/audit/audit.log")
 _AUDIT_LIMIT = 16 << 20
-"""Bytes of the audit log that are read; auditd rotates it at 8 MiB by default."""
+"""Bytes at the end of the audit log that are read; auditd rotates it at 8 MiB by default."""
 _ENFORCE = HostPath("/sys/fs/selinux/enforce")
 _MOST_DENIALS = 4
 _DENIAL = expression(
-    r'(avc: +denied +\{ ([\w ]+) \} for .*?comm="'
-    r'((?:libvirtd|virtq?emud|qemu|containerd|crio|dockerd|podman|kubelet|virt-)[^"]*)"'
-    r"(.*?) scontext=(\S+) tcontext=\S+)(?!.*permissive=1)"
+    r"^(?:node=\S+ )?type=\w+ msg=audit\((\d+)\.\d+:\d+\): "
+    r"(avc: +denied +\{ ([\w ]+) \} for .*? tcontext=\S+)(.*)",
+    re.MULTILINE,
 )
-_OF_DEVICES = expression(r'path="(/dev/vfio[^"]*|/(?:etc|run|var/run)/cdi[^"]*|/sys/[^"]*)"')
-_IN_SYSFS = expression(r'name="([^"]+)" dev="sysfs"')
+_RECORDED_FIELD = expression(r'\b(\w{1,40})=("[^"]*"|\S+)')
+_STARTERS = expression(
+    r"libvirtd|virtqemud|qemu-kvm|qemu-system-[\w-]+|containerd(-shim[\w.-]*)?|crio|dockerd|podman|"
+    r"kubelet|virt-(handler|launcher[\w-]*)"
+)
+"""The programs that start guests or containers, as the kernel shortens their names."""
+_OF_DEVICES = ("/dev/vfio", "/etc/cdi", "/run/cdi", "/var/run/cdi", "/sys/")
+_BOOT_TIME = expression(r"^btime (\d+)$", re.MULTILINE)
 
 
-def _denials(tree: HostTree) -> Iterator[SelinuxDenial]:
-    """Accesses to devices that an enforcing SELinux denied; none if the log is not readable."""
+def _denials(tree: HostTree) -> tuple[SelinuxDenial, ...] | None:
+    """Accesses to devices that an enforcing SELinux denied since the boot, the last ones.
+
+    The audit log is kept across reboots. None if it cannot be read.
+    """
     if tree.read(_ENFORCE) != "1":
-        return
-    text = (tree.read_bytes(_AUDIT_LOG, _AUDIT_LIMIT) or b"").decode("utf-8", "replace")
-    for line, permission, program, about, context in _DENIAL.findall(text):
-        path, name = _OF_DEVICES.search(about), _IN_SYSFS.search(about)
-        target = path[1] if path else f"{name[1]} in /sys" if name else ""
-        if target:
-            yield SelinuxDenial(program, f"{permission} on {target}", context, line)
+        return ()
+    status = tree.status(_AUDIT_LOG)
+    size = 0 if status is None else status.st_size
+    data = tree.read_part(_AUDIT_LOG, max(0, size - _AUDIT_LIMIT), _AUDIT_LIMIT)
+    if not data:
+        places = (_AUDIT_LOG, _AUDIT_LOG.parent)
+        is_absent = any(_lacks(tree, place.parent, place.name) for place in places)
+        is_empty = status is not None and not size
+        return () if is_absent or is_empty else None
+    boot = _BOOT_TIME.search(tree.read_text(HostPath("/proc/stat")) or "")
+    since = 0 if boot is None else int(boot[1])
+    found = _DENIAL.finditer(data.decode("utf-8", "replace"))
+    known = (_denial(*one.group(2, 3, 4)) for one in found if int(one[1]) >= since)
+    return tuple(dict.fromkeys(filter(None, known)))[-_MOST_DENIALS:]
+
+
+def _denial(record: str, permission: str, rest: str) -> SelinuxDenial | None:
+    """A record about a device, and a program that starts guests or containers."""
+    fields = {name: text.strip('"') for name, text in _RECORDED_FIELD.findall(record + rest)}
+    program, target = fields.get("comm", ""), fields.get("path", "")
+    if not target.startswith(_OF_DEVICES):
+        target = f"{fields.get('name')} in /sys" if fields.get("dev") == "sysfs" else ""
+    if not target or not _STARTERS.fullmatch(program) or fields.get("permissive") == "1":
+        return None
+    return SelinuxDenial(program, f"{permission} on {target}", fields.get("scontext", ""), record)
 
 
 _RECORDED_LOG = "/var/log/dmesg"

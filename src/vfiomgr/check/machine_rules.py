@@ -58,7 +58,7 @@ def _corrected(address: str) -> str:
 
 def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report what SELinux denied to programs that start guests or containers."""
-    for one in facts.denials:
+    for one in facts.denials or ():
         policy = "the policy of the confined program (container-selinux, selinux-policy)"
         if "virt_launcher" in one.context:
             policy = "KubeVirt to a later release, whose policy virt_launcher allows it"

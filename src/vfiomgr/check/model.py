@@ -185,8 +185,9 @@ class Readiness(Value):
     """Whether KVM offers its node, also if it is not in this container; None without /dev."""
     kernel_log: tuple[LoggedMessage, ...] | None = None
     """The known messages of the kernel log; None if it cannot be read."""
-    denials: tuple[SelinuxDenial, ...] = ()
-    """What an enforcing SELinux denied to programs that start guests or containers."""
+    denials: tuple[SelinuxDenial, ...] | None = ()
+    """What an enforcing SELinux denied to programs that start guests or containers; None if the
+    audit log cannot be read."""
 
     @property
     def iommu_widths(self) -> dict[str, int]:

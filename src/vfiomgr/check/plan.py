@@ -47,6 +47,7 @@ def _unseen(facts: Readiness) -> Iterator[str]:
         (facts.framebuffers, "the firmware's framebuffer: /proc/iomem not found"),
         (facts.config_source, "the kernel's configuration: no /boot/config-RELEASE, no config.gz"),
         (facts.has_dev or None, "permissions of VFIO nodes: /dev not found"),
+        (facts.denials, "what SELinux denied: /var/log/audit/audit.log is not readable"),
         (facts.memlock, "limits on locked memory: no systemd units, no limits.conf"),
         (facts.lockdown, "lockdown: /sys/kernel/security is empty or absent"),
         (facts.secure_boot, "Secure Boot: not shown in /sys/firmware/efi/efivars"),

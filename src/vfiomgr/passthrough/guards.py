@@ -365,7 +365,7 @@ def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[D
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse disks, interfaces and the seat of the host, and GPUs in persistence mode."""
-    yield from unknown_users(host, device, "disks", "network", PERSISTENCE_MODE)
+    yield from unknown_users(host, device, "disks", "network", "input", PERSISTENCE_MODE)
     for use in _uses_of(host, device):
         yield _use_diagnostic(device, use)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import FunctionQuotas
 
 _CLASS_NETWORK = "02"
+_CLASS_USB = "0c03"
 _Value = TypeVar("_Value")
 
 
@@ -286,6 +287,7 @@ class HostSnapshot(HostFacts):
             "processes": bool(holder.nodes),
             "open-files": bool(holder.nodes) or is_for_guest,
             "network": is_network,
+            "input": holder.class_code.startswith(_CLASS_USB) and not holder.is_on_vfio,
         }
         return holder.address in unknown.functions or concerned.get(unknown.kind, False)
 

@@ -14,17 +14,19 @@ from vfiomgr.value import Value
 class UnknownUsers(Value):
     """A source that could name users of devices, and could not be read."""
 
-    kind: Literal["pods", "processes", "open-files", "disks", "network", "persistence-mode"]
+    kind: Literal[
+        "pods", "processes", "open-files", "disks", "network", "input", "persistence-mode"
+    ]
     """The users: `pods` with devices for guests, `processes` that may have mapped nodes of host
-    drivers, `open-files` that may be any node, uses of `disks` or of the `network`, or NVIDIA's
-    persistence mode."""
+    drivers, `open-files` that may be any node, uses of `disks` or of the `network`, keyboards and
+    mice (`input`), or NVIDIA's persistence mode."""
     why: str
     """`cannot ask the node agent on /run/vfiomgr/node.sock: timed out`."""
     lift: str
     """The remedy: how to make it readable."""
     functions: tuple[PciAddress, ...] = ()
     """The functions concerned, in addition to all that guests can open (pods), that have nodes
-    (processes) or that are network adapters (network)."""
+    (processes), that are network adapters (network) or USB controllers (input)."""
 
 
 Report = Callable[[UnknownUsers], None]

@@ -342,9 +342,13 @@ _FIRMWARE_TPM, _MANAGEMENT_ENGINE = "tpm_crb", "mei_me"
 _CONSOLE = expression(r"(?<!\S)console=(\w+)")
 
 
-def _read_seat(tree: HostTree) -> Iterator[HostUse]:
+def _read_seat(tree: HostTree, report: Report) -> Iterator[HostUse]:
     """The controllers of the host's keyboards and mice, if the host has no other one."""
-    blocks = (tree.read_text(_INPUTS) or "").split("\n\n")
+    text = tree.read_text(_INPUTS)
+    if text is None and tree.exists(_INPUTS):
+        why = f"cannot read {_INPUTS}, which lists keyboards and mice"
+        report(UnknownUsers("input", why, "run as root of the host"))
+    blocks = (text or "").split("\n\n")
     for kind, handlers in _SEAT.items():
         found: dict[tuple[PciAddress, ...], str] = {}
         for block in filter(handlers.search, blocks):
@@ -379,8 +383,8 @@ def _consoles(tree: HostTree) -> list[str]:
     return _CONSOLE.findall(tree.read(PROC / "cmdline") or "")
 
 
-def _read_others(tree: HostTree) -> Iterator[HostUse]:
-    yield from _read_seat(tree)
+def _read_others(tree: HostTree, report: Report) -> Iterator[HostUse]:
+    yield from _read_seat(tree, report)
     yield from _read_services(tree)
 
 
@@ -398,7 +402,7 @@ def read_host_uses(tree: HostTree, report: Report = warn) -> tuple[HostUse, ...]
     if not tree.children(PROC):
         return None
     disks = read_disk_uses(tree, report, everywhere=False)
-    return (*disks, *read_network_uses(tree, report=report), *_read_others(tree))
+    return (*disks, *read_network_uses(tree, report=report), *_read_others(tree, report))
 
 
 def read_all_uses(
@@ -419,7 +423,7 @@ def read_all_uses(
     known = frozenset(use.address for use in disks)
     claims = read_claims(tree, known, report) if with_claims else ()
     networks = read_network_uses(tree, devices, report)
-    return (*disks, *claims, *networks, *_read_others(tree))
+    return (*disks, *claims, *networks, *_read_others(tree, report))
 
 
 def with_present_uses(users: UserFacts, tree: HostTree, devices: Sequence[PciDevice]) -> UserFacts:

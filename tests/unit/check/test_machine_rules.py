@@ -11,6 +11,7 @@ from tests.unit.check.test_rules import amd, device, facts, found, host
 from tests.unit.host_files import tree_of
 from vfiomgr.check.facts import read_readiness
 from vfiomgr.check.model import Distribution, SelinuxDenial
+from vfiomgr.check.plan import check
 from vfiomgr.messages.known import LoggedMessage
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import Bar
@@ -94,6 +95,13 @@ def test_addresses_that_pciback_does_not_accept(value: str, corrected: str | Non
         ("0", AUDIT, None),
         ("1", AUDIT.replace("permissive=0", "permissive=1"), None),
         ("1", AUDIT.replace("libvirtd", "httpd"), None),
+        ("1", AUDIT.replace("libvirtd", "qemu-system-x86"), "config in /sys"),
+        ("1", AUDIT.replace("libvirtd", "containerd-shim"), "config in /sys"),
+        ("1", AUDIT.replace("libvirtd", "qemu-ga"), None),
+        ("1", AUDIT.replace("libvirtd", "qemu-nbd"), None),
+        ("1", AUDIT.replace("libvirtd", "virt-what"), None),
+        ("1", AUDIT.replace("libvirtd", "qemu-kvm;reboot"), None),
+        ("1", AUDIT.replace("type=AVC", "node=a type=AVC"), "config in /sys"),
         ("1", AUDIT.replace('dev="sysfs"', 'dev="dm-0"'), None),
     ],
 )
@@ -102,7 +110,35 @@ def test_denials_of_selinux_about_devices(
 ) -> None:
     files = f"sys/fs/selinux/enforce: {enforce}\nvar/log/audit/audit.log: {line}\\n{line}\n"
     denials = read_readiness(tree_of(tmp_path, files), None, ()).denials
+    assert denials is not None
     assert [each.what for each in denials] == ([f"write on {target}"] if target else [])
+
+
+def test_only_denials_since_the_boot_at_the_end_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(tmp_path, "sys/fs/selinux/enforce: 1\nproc/stat: cpu 1 2\\nbtime 1000\n")
+    log = tmp_path / "var/log/audit/audit.log"
+    log.parent.mkdir(parents=True)
+    before, after = (AUDIT.replace("1.0:1", time) for time in ("999.9:1", "1000.0:2"))
+    log.write_text(before)
+    assert read_readiness(tree, None, ()).denials == ()
+    log.write_text(f"{before}\n{after}\n")
+    assert len(read_readiness(tree, None, ()).denials or ()) == 1
+    monkeypatch.setattr("vfiomgr.check.facts._AUDIT_LIMIT", len(after) + 9)
+    assert len(read_readiness(tree, None, ()).denials or ()) == 1
+    log.write_text(f"{after}\n{'x' * 2 * len(after)}\n")
+    assert read_readiness(tree, None, ()).denials == ()
+
+
+def test_an_audit_log_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "sys/fs/selinux/enforce: 1")
+    assert read_readiness(tree, None, ()).denials is None
+    said = "what SELinux denied: /var/log/audit/audit.log is not readable"
+    assert said in check(host(readiness=facts(denials=None))).not_checked
+    assert said not in check(host(readiness=facts(denials=()))).not_checked
+    permissive = tree_of(tmp_path / "permissive", "sys/fs/selinux/enforce: 0")
+    assert read_readiness(permissive, None, ()).denials == ()
 
 
 def test_a_host_without_audit_log_has_no_denials(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from tests.unit.devices import host_of, pci_device
 from tests.unit.host_files import tree_of
+from vfiomgr.users.facet import UserFacts
 from vfiomgr.users.uses import read_all_uses, read_host_uses
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vfiomgr.users.model import UnknownUsers
 
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
 
@@ -354,6 +359,21 @@ def test_the_only_mouse_is_a_use_of_its_controller(
     assert [(str(use.address), use.kind, use.what) for use in uses] == [
         (user, "mouse", "Mouse, the only mouse") for user in users
     ]
+
+
+def test_inputs_that_cannot_be_read_are_unknown_users(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path, "proc/mounts: tmpfs /run tmpfs rw 0 0\n")
+    unknown: list[UnknownUsers] = []
+    assert read_host_uses(tree, unknown.append) == ()
+    assert not unknown  # a kernel without inputs
+    (tmp_path / "proc/bus/input/devices").mkdir(parents=True)  # which cannot be read
+    assert read_host_uses(tree, unknown.append) == ()
+    (one,) = unknown
+    usb, disk = (replace(pci_device(), class_code=code) for code in ("0c0330", "010802"))
+    there = replace(host_of(usb), users=UserFacts(None, unknown=(one,)))
+    assert one.kind == "input"
+    assert there.unknown_users_of(usb) == (one,)
+    assert there.unknown_users_of(disk) == ()
 
 
 FUNCTION = "sys/devices/pci0000:00/0000:00:1c.0/0000:05:00.0"

@@ -345,10 +345,9 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
 def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
     """The note about an unreadable file of vfiomgr."""
     why = "; ".join(oddity.found.summary for oddity in specification.oddities[:1])
-    command = "vfiomgr cdi remove --all"
-    remedy = (
-        f"remove it with: {command}" if file.text is not None else f"rm {shlex.quote(file.path)}"
-    )
+    remedy = f"rm {shlex.quote(file.path)}"
+    if file.text is not None:
+        remedy = "remove it with: vfiomgr cdi remove --all"
     return f"{file.path} is no longer a valid specification ({why}) and is not changed: {remedy}"
 
 
