@@ -29,11 +29,12 @@ Override = Literal[
     "vgpu-function",
     "default-route",
     "reserved-region",
+    "host-peripheral",
 ]
 """The safety checks that a user may override, by the value of `--allow`."""
 
 OVERRIDES: tuple[Override, ...] = get_args(Override)
-REVERSIBLE: tuple[Override, ...] = ("in-use", "mounted-disk", "default-route")
+REVERSIBLE: tuple[Override, ...] = ("in-use", "mounted-disk", "default-route", "host-peripheral")
 """The safety checks that can apply when a run is undone."""
 
 OptionName = Literal[

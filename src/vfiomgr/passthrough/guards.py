@@ -41,7 +41,6 @@ IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
 UNKNOWN = "users-unknown"
 CHIPSET = "chipset-function"
-SEAT = ("host-keyboard", "host-mouse")
 """Rule identifiers that other modules use."""
 GIM = "gim"
 """AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
@@ -348,11 +347,14 @@ def _assigning(before: str, name: str) -> tuple[Remedy, Remedy]:
     )
 
 
+_OF_UNKNOWN: dict[str, Override] = {"disks": "mounted-disk", "input": "host-peripheral"}
+
+
 def unknown_users(host: HostSnapshot, holder: Holder, *kinds: str) -> Iterator[Diagnostic]:
     """Refuse a holder whose users of these kinds could not be read."""
     for unknown in host.unknown_users_of(holder):
         if unknown.kind in kinds:
-            override: Override = "mounted-disk" if unknown.kind == "disks" else "in-use"
+            override = _OF_UNKNOWN.get(unknown.kind, "in-use")
             yield blocker(
                 UNKNOWN,
                 holder,
@@ -453,8 +455,8 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
                 f"{device} {said}: {use.what}",
                 remedy,
                 LEAVE_IT_OUT,
-                allow("in-use"),
-                override="in-use",
+                allow("host-peripheral"),
+                override="host-peripheral",
             )
 
 
@@ -719,8 +721,7 @@ def _staying(device: PciDevice, reason: str) -> str:
 def _kept(host: HostSnapshot, device: PciDevice, request: Bind) -> Iterator[str]:
     """Why --with-group would be refused for a member, apart from processes that can end."""
     for found in _all(TAKING, host, (device,)):
-        lasts = found.rule == IN_NETWORK or found.rule.startswith("host-")
-        ends = found.override == "in-use" and not lasts
+        ends = found.override == "in-use" and found.rule != IN_NETWORK
         is_its_own = found.summary.startswith(f"{device} ")
         if is_its_own and not ends and found.override not in request.allow:
             yield found.summary.removeprefix(f"{device} ")

@@ -320,7 +320,8 @@ BAD = (
         rules("select: all\n        state: host\n        allow: [boot_display]"),
         (
             f'7:17: {_RULE}: allow is "boot_display"; did you mean boot-display? use some of '
-            "boot-display, mounted-disk, vgpu-function, default-route, reserved-region"
+            "boot-display, mounted-disk, vgpu-function, default-route, reserved-region, "
+            "host-peripheral"
         ),
     ),
     # selectors

@@ -21,7 +21,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, FILE, RECORD, WANTED, WATCH
 from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
 from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
-from vfiomgr.users.model import DeviceUser
+from vfiomgr.users.model import DeviceUser, HostUse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -271,10 +271,10 @@ def test_a_layout_is_installed_while_its_devices_are_in_use(tmp_path: Path) -> N
     assert "no device is changed now; the layout is applied at the next boot" in outcome.plan.notes
     assert not [one for one in kernel.operations if one.path.startswith("/sys")]
     api.apply(UninstallLayout(), tree=kernel)
-    allowed = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
+    allowed = replace(wanted.apply, allow=frozenset({"in-use", "host-peripheral"}))
     api.apply(replace(wanted, apply=allowed), tree=kernel)
     text = kernel.read_text(BOOT) or ""
-    assert "--layout whole --allow boot-display\n" in text
+    assert "--layout whole --allow host-peripheral\n" in text
 
 
 OPEN = DeviceUser("/dev/nvidiactl", 812, "python3")
@@ -302,6 +302,19 @@ def test_a_layout_refused_for_users_that_a_boot_ends_can_be_applied_then(
     assert {one.rule for one in caught.value.diagnostics} == {rule}
     assert all(AT_BOOT in one.remedy for one in caught.value.diagnostics)
     assert api.plan(seen, installing(*rules)).steps
+
+
+def test_a_layout_takes_a_peripheral_of_the_host_by_its_own_consent(tmp_path: Path) -> None:
+    keyboard = HostUse(GPU, "keyboard", "Board, the only keyboard")
+    seen = with_facts(api.scan(host(tmp_path), with_users=True), host_uses=(keyboard,))
+    with pytest.raises(Refusal, match="has the host's keyboard") as caught:
+        api.plan(seen, installing().apply)
+    assert "allow: host-peripheral" in str(caught.value.remedy)
+    allowing = {**WHOLE[0], "allow": "host-peripheral"}
+    assert api.plan(seen, installing(allowing).apply).steps
+    used = with_facts(seen, users=(OPEN,))
+    with pytest.raises(Refusal, match="is in use by"):
+        api.plan(used, installing(allowing).apply)
 
 
 def test_an_installed_layout_is_not_named_as_one_to_install(tmp_path: Path) -> None:

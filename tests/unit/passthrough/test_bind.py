@@ -179,8 +179,10 @@ def test_the_controller_of_the_only_keyboard_goes_by_consent() -> None:
     host = with_facts(host_of(NIC), host_uses=(use,))
     refused = refusal(host, str(NIC.address))
     assert "has the host's keyboard: Board, the only keyboard" in refused.message
-    assert "--allow in-use" in refused.hint
-    assert bind(host, str(NIC.address), allow=frozenset({"in-use"}))
+    assert "--allow host-peripheral" in refused.hint
+    assert bind(host, str(NIC.address), allow=frozenset({"host-peripheral"}))
+    with pytest.raises(Refusal, match="has the host's keyboard"):
+        bind(host, str(NIC.address), allow=frozenset({"in-use"}))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_what_serves_the_host_goes_by_consent(kind: Any, what: str, said: str) -
     host = with_facts(host_of(NIC), host_uses=(use,))
     refused = refusal(host, str(NIC.address))
     assert f"{NIC} {said}" in refused.message
-    assert "--allow in-use" in refused.hint
-    assert bind(host, str(NIC.address), allow=frozenset({"in-use"}))
+    assert "--allow host-peripheral" in refused.hint
+    assert bind(host, str(NIC.address), allow=frozenset({"host-peripheral"}))
     elsewhere = HostUse(PciAddress.parse("0000:77:00.0"), kind, what)
     assert bind(with_facts(host_of(NIC), host_uses=(elsewhere,)), str(NIC.address))
     shared = with_facts(host_of(GPU, SHARING, JOINING), host_uses=(use,))

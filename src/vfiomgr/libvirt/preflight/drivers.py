@@ -35,6 +35,7 @@ _NO_SCREEN = (
     "when the domain starts, libvirt unbinds the console display: the host loses its screen, "
     "and some drivers do not restore it"
 )
+_IS_LOST = "when the domain starts, libvirt unbinds the device, and the host cannot use it"
 _WAITS = (
     "when the domain starts, libvirt unbinds the driver, which waits for its users, possibly "
     "forever; libvirtd then hangs too"
@@ -60,6 +61,7 @@ _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     ),
     "default-route": ("managed-in-use", "blocker", _NO_ROUTE),
     "in-use": ("managed-in-use", "blocker", _WAITS),
+    "host-peripheral": ("managed-in-use", "warning", _IS_LOST),
     "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
     None: ("managed-in-use", "blocker", "libvirt cannot unbind it in this state"),
 }
@@ -124,8 +126,6 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
         # one device may be the same obstacle in two ways
         found = [one for look in _LOOKS for one in look(context.host, taken.device)]
         for diagnostic in {one.summary: one for one in found}.values():
-            if diagnostic.rule in guards.SEAT:
-                continue  # a guest that gets the only keyboard is usual where it has the screen too
             rule, severity, why = _HOW_BAD[diagnostic.override]
             why = _BY_RULE.get(diagnostic.rule, why)
             yield finding(
@@ -152,8 +152,8 @@ def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
             return "unmount it (vfiomgr show lists the file systems), or assign another device"
         case "default-route":
             return "move the route to another interface, or assign another device"
-        case "vgpu-function":
-            return diagnostic.without("allow").remedy
+        case "vgpu-function" | "host-peripheral":
+            return diagnostic.without("allow", "only").remedy
         case "in-use":
             first = diagnostic.without("allow", "only").remedy
             then = (

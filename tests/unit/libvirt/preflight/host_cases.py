@@ -237,9 +237,20 @@ CASES = [
         ),
         "move the route",
         "managed='yes'",
+        Side(xml(managed_element(NIC)), host(NIC_ON_HOST)),
+    ),
+    Case(
+        "managed-in-use",
+        "warning",
         Side(
             xml(managed_element(NIC)),
             host(NIC_ON_HOST, host_uses=(HostUse(NIC.address, "keyboard", "the only keyboard"),)),
+        ),
+        "connect a keyboard to another controller",
+        "managed='yes'",
+        Side(
+            xml(NIC_ELEMENT),
+            host(NIC, host_uses=(HostUse(NIC.address, "keyboard", "the only keyboard"),)),
         ),
     ),
     Case(
