@@ -22,10 +22,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.fakes.api_rules import (
     ALPHA,
+    EFFECTS,
     Refused,
+    drop_deallocated,
     gates_of,
     key_of,
+    merged,
     require_fixed,
+    require_rights,
     selector,
     status_of,
     stored,
@@ -33,12 +37,12 @@ from tests.fakes.api_rules import (
 from tests.fakes.certificates import CERTIFICATE, KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _PATH = re.compile(
     r"/(?:api/v1|apis/resource\.k8s\.io/v1)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+))?"
+    r"/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<part>status))?)?"
 )
 _LONGEST_BASE = 58
 """Characters of a generateName that are kept."""
@@ -76,6 +80,23 @@ class Change:
     type: str
     kind: str
     object: dict[str, Any]
+    before: dict[str, Any] | None = None
+    """The object before the write."""
+
+    def event(self, select: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+        """What a watch of some objects shows; None if it is none of them.
+
+        An object that is not selected any more is shown as deleted, as it was, with the new version
+        (convertToWatchEvent in apiserver/pkg/storage/cacher/cache_watcher.go).
+        """
+        is_now = self.type != "DELETED" and select(self.object)
+        was = self.before is not None and select(self.before)
+        if is_now:
+            return {"type": "MODIFIED" if was else "ADDED", "object": self.object}
+        if not was or self.before is None:
+            return None
+        metadata = {**self.before["metadata"], "resourceVersion": str(self.version)}
+        return {"type": "DELETED", "object": {**self.before, "metadata": metadata}}
 
 
 @dataclass
@@ -107,6 +128,8 @@ class ApiServer:
         """The most objects in a page, whatever the client asks for."""
         self.gates_off = ALPHA
         """Feature gates that are off: their fields of new slices are dropped."""
+        self.effects = EFFECTS
+        """The effects of taints that are accepted."""
         self.is_gone_a_status = True
         """Whether a watch of an old version is refused with a status, or in the stream."""
         self._state = _State()
@@ -239,6 +262,8 @@ class ApiServer:
                         body["metadata"].setdefault("namespace", namespace)
                     is_trial = request.query.get("dryRun") == "All"
                     return 201, self._create(kind, body, is_trial=is_trial)
+                case "PATCH":
+                    return 200, self._patch(kind, self._found(kind, name), request.body)
                 case "PUT":
                     return 200, self._replace(kind, self._found(kind, name), request.body)
                 case "DELETE":
@@ -257,7 +282,8 @@ class ApiServer:
             self.requests.append(request)
             if self.bearers and request.bearer not in self.bearers:
                 raise Refused(401, "Unauthorized")
-            kind = found["kind"] if (found := _PATH.fullmatch(request.path)) else ""
+            found = _PATH.fullmatch(request.path)
+            kind = "/".join(filter(None, (found["kind"], found["part"]))) if found else ""
             if self.rights is not None and (kind, request.verb) not in self.rights:
                 raise Refused(403, f"{kind} is forbidden: cannot {request.verb} resource")
             answers = self.read_answers if request.method == "GET" else self.answers
@@ -303,8 +329,8 @@ class ApiServer:
                     continue
             for change in changes:
                 inside = not namespace or change.object["metadata"].get("namespace") == namespace
-                if change.kind == kind and inside and select(change.object):
-                    yield {"type": change.type, "object": change.object}
+                if change.kind == kind and inside and (event := change.event(select)):
+                    yield event
             if is_bookmark and "allowWatchBookmarks" in request.query:
                 versioned = {"metadata": {"resourceVersion": str(last)}}
                 yield {"type": "BOOKMARK", "object": versioned}
@@ -355,7 +381,7 @@ class ApiServer:
         if (kind, key_of(created)) in self._state.objects:
             raise Refused(409, f'{kind} "{metadata["name"]}" already exists')
         metadata.setdefault("uid", f"00000000-0000-4000-8000-{number:012x}")
-        created = stored(kind, created, self.gates_off)
+        created = stored(kind, created, self.gates_off, self.effects)
         if is_trial:
             return created  # without a version
         return self._write("ADDED", kind, created)
@@ -371,10 +397,21 @@ class ApiServer:
         new = deepcopy(document)
         kept = {name: old["metadata"][name] for name in ("uid", "resourceVersion")}
         new["metadata"] = {**new["metadata"], **kept}
-        new = stored(kind, new, self.gates_off - gates_of(kind, old))
+        new = stored(kind, new, self.gates_off - gates_of(kind, old), self.effects)
         if kind == "resourceslices":
             require_fixed(old["spec"], new["spec"])
+        if kind == "resourceclaims":
+            drop_deallocated(old, new)
         return old if new == old else self._write("MODIFIED", kind, new)
+
+    def _patch(self, kind: str, old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+        """Merge a change into the status of a claim, the only thing that is patched."""
+        if change["metadata"].get("uid") not in (None, old["metadata"]["uid"]):
+            raise Refused(409, "Precondition failed: UID in precondition")
+        new = merged(old, {**change, "metadata": {}})
+        new["metadata"]["resourceVersion"] = change["metadata"].get("resourceVersion")
+        require_rights(old, new, self.rights)
+        return self._replace(kind, old, new)
 
     def _delete(self, kind: str, old: dict[str, Any]) -> None:
         self._write("DELETED", kind, deepcopy(old))
@@ -383,8 +420,9 @@ class ApiServer:
     def _write(self, change: str, kind: str, document: dict[str, Any]) -> dict[str, Any]:
         self._state.version += 1
         document["metadata"]["resourceVersion"] = str(self._state.version)
+        before = self._state.objects.get((kind, key_of(document)))
         self._state.objects[kind, key_of(document)] = document
-        self._state.log.append(Change(self._state.version, change, kind, document))
+        self._state.log.append(Change(self._state.version, change, kind, document, before))
         self._changed.notify_all()
         return document
 
@@ -430,7 +468,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True  # the client has left
 
-    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - names of the library
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - names of the library
 
     def _answer(self, code: int, document: dict[str, Any], retry_after: int = 0) -> None:
         text = json.dumps(document).encode()

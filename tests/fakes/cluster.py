@@ -10,18 +10,21 @@ from ruamel.yaml import YAML
 from tests.fakes.api_server import ApiServer
 from tests.fakes.dra_kubelet import DraKubelet
 from tests.fakes.kubelet import DIAL, Claimed, Kubelet
+from tests.fakes.scheduler import Scheduler
 from vfiomgr.node.dra.model import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NODE = "gpu-1"
-_ROLE = Path(__file__).parents[2] / "kata/node-agent/dra/clusterrole.yaml"
+_ROLES = Path(__file__).parents[2] / "kata/node-agent"
 
 
-def rights() -> frozenset[tuple[str, str]]:
-    """What the agent may do, as resources and verbs of its ClusterRole."""
-    rules = YAML(typ="safe", pure=True).load(_ROLE.read_text())["rules"]
+def rights(*directories: str) -> frozenset[tuple[str, str]]:
+    """What the agent may do, as resources and verbs of its ClusterRoles."""
+    yaml = YAML(typ="safe", pure=True)
+    files = [_ROLES / name / "clusterrole.yaml" for name in ("dra", *directories)]
+    rules = [rule for file in files for rule in yaml.load(file.read_text())["rules"]]
     return frozenset((kind, verb) for r in rules for kind in r["resources"] for verb in r["verbs"])
 
 
@@ -39,6 +42,7 @@ class Cluster:
         self.plugins = Kubelet(self.directory, dial=dial)
         self.plugins.claims = self._claimed
         self.claims = DraKubelet(place / "k", lambda _: self.server.wipe())
+        self.scheduler = Scheduler(self.server, NODE)
         self._names: dict[str, tuple[str, str]] = {}
         """The pod and the name of each claim, by UID."""
 
@@ -99,7 +103,7 @@ class Cluster:
         """The prepared claims, as the kubelet lists them."""
         for uid, devices in self.claims.prepared.items():
             held = [(device.pool_name, device.device_name) for device in devices]
-            yield Claimed(*self._names[uid], DRIVER, held)
+            yield Claimed(*self._names.get(uid, ("ml/train-0", "ml/gpu")), DRIVER, held)
 
     def published(self) -> dict[str, set[str]]:
         """The devices of each pool that is complete."""

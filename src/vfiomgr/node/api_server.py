@@ -104,7 +104,7 @@ def cause(answer: httpx.Response) -> str:
     return str(message or answer.text.strip() or answer.reason_phrase)[:LONGEST]
 
 
-NOT_FOUND, GONE, BUSY = 404, 410, 429
+NOT_FOUND, CONFLICT, GONE, BUSY = 404, 409, 410, 429
 _UNAUTHORIZED, _FORBIDDEN, _BROKEN = 401, 403, 500
 _PAGE = 500
 """Objects in a page of a list."""
@@ -125,8 +125,16 @@ _KEEPALIVE = (
 )
 """A watch ends within a minute if the server is gone without a word (tcp(7))."""
 
-_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "delete": "DELETE"}
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
 """By the verbs of the API (docs/reference/access-authn-authz/authorization)."""
+_MERGE = "application/merge-patch+json"
 
 Object = dict[str, Any]
 """An object of the API, or its `spec`, as JSON."""
@@ -142,12 +150,15 @@ class Collection(Value):
     def path(self, namespace: str = "", name: str = "") -> str:
         """The path of an object, or of all objects of a namespace or of the cluster."""
         within = f"/namespaces/{namespace}" if namespace else ""
-        return f"{self.root}{within}/{self.name}{f'/{name}' if name else ''}"
+        kind, _, part = self.name.partition("/")
+        return "/".join(filter(None, (f"{self.root}{within}/{kind}", name, part)))
 
 
 SLICES = Collection("/apis/resource.k8s.io/v1", "resourceslices")
 CLAIMS = Collection("/apis/resource.k8s.io/v1", "resourceclaims")
+CLAIM_STATUS = Collection(CLAIMS.root, f"{CLAIMS.name}/status")
 NODES = Collection("/api/v1", "nodes")
+PODS = Collection("/api/v1", "pods")
 EVENTS = Collection("/api/v1", "events")
 
 
@@ -310,6 +321,18 @@ class Api:
         request = _Request("update", collection, metadata.get("namespace", ""), metadata["name"])
         return _checked(request, await self._send(request, body=thing))
 
+    async def patch(
+        self, collection: Collection, name: str, namespace: str, change: Object
+    ) -> Object:
+        """Merge a change into an object (RFC 7386), whose `resourceVersion` makes it conditional.
+
+        Raises:
+            ApiError: it was refused, or another client changed the object in the meantime.
+
+        """
+        request = _Request("patch", collection, namespace, name)
+        return _checked(request, await self._send(request, body=change))
+
     async def delete(self, collection: Collection, name: str, namespace: str = "") -> None:
         """Delete an object.
 
@@ -366,6 +389,8 @@ class Api:
         with self._counted(request):
             client, headers = await self._connection()
             collection = request.collection
+            if request.verb == "patch":
+                headers["Content-Type"] = _MERGE
             answer = await _finished(
                 client.request(
                     _METHODS[request.verb],

@@ -223,7 +223,8 @@ SELINUX_TYPE = "container_device_plugin_t"
 """The type of container-selinux that may create sockets in the kubelet's directory."""
 
 _BASE, _EVENTS, _PREPARATION = "node-agent/base", "node-agent/events", "node-agent/layout"
-_DRA = "node-agent/dra"
+_DRA, _BINDING = "node-agent/dra", "node-agent/binding"
+BINDING_CONDITIONS = "--binding-conditions"
 _DRA_OBJECTS = (
     *("deviceclass-vfio", "deviceclass-vgpu"),
     *("clusterrole", "clusterrolebinding", "policy", "policybinding"),
@@ -262,6 +263,8 @@ class ManifestRequest(Value):
     """Whether the agent gets a token, and may create events of its node."""
     dra: bool = False
     """Whether the agent is also a DRA driver, with a token for slices and claims."""
+    binding_conditions: bool = False
+    """Whether this driver binds devices before pods are placed, for which it watches pods."""
     arguments: tuple[str, ...] = ()
     """More arguments of the agent."""
 
@@ -287,6 +290,9 @@ def _objects(request: ManifestRequest) -> Iterator[Object]:
         yield template(f"{_EVENTS}/rolebinding")
     if request.dra:
         yield from (template(f"{_DRA}/{name}") for name in _DRA_OBJECTS)
+        if request.binding_conditions:
+            yield template(f"{_BINDING}/clusterrole")
+            yield template(f"{_BINDING}/clusterrolebinding")
     if request.layout is not None:
         yield _layout_map(request.layout)
         yield _layout_pods(request, request.layout)
@@ -317,6 +323,8 @@ def _agent_pods(request: ManifestRequest) -> Object:
         spec["containers"][0]["args"] += ["--events", SERVICE_ACCOUNT]
     if request.dra:
         _add_dra(spec, request.kubelet_root)
+        if request.binding_conditions:
+            spec["containers"][0]["args"].append(BINDING_CONDITIONS)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
     if request.layout is not None:

@@ -73,6 +73,8 @@ class DraSettings(Value):
     """The name of the node."""
     instance: str = ""
     """The UID of the agent's pod, which its sockets are named after."""
+    binds_early: bool = False
+    """Whether pods are placed only after their devices were bound (BindingConditions)."""
 
 
 class ClaimFacts(Value):

@@ -124,9 +124,18 @@ def test_the_agent_starts_without_the_reader_of_layouts() -> None:
     assert answer.stdout == "False\n"
 
 
-@pytest.mark.parametrize("option", ["--credentials", "--kubelet-root"])
-def test_options_of_the_driver_need_the_driver(run: Run, option: str) -> None:
-    answer = run("node", "run", option, "/srv")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--credentials", ("/srv",)),
+        ("--kubelet-root", ("/srv",)),
+        ("--binding-conditions", ()),
+    ],
+)
+def test_options_of_the_driver_need_the_driver(
+    run: Run, option: str, value: tuple[str, ...]
+) -> None:
+    answer = run("node", "run", option, *value)
     assert answer.status == 2
     assert option in answer.stderr
     assert "--dra" in answer.stderr

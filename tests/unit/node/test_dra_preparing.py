@@ -712,6 +712,51 @@ def test_a_kill_at_any_step_of_unprepare(tmp_path: Path, host: str) -> None:
         nothing_is_left(node)
 
 
+def end_early(node: Node) -> None:
+    """Release the claims that no kubelet asked for, as the agent does after its start."""
+    for claim in node.preparing.early:
+        assert run(node.preparing.unprepare(claim.uid, only_early=True))
+
+
+def test_a_kill_at_any_step_before_the_kubelet_asks(tmp_path: Path) -> None:
+    def prepare_early(node: Node) -> None:
+        run(node.preparing.prepare(claim_for(ONE), is_early=True))
+
+    whole = on_demand_node(tmp_path / "whole")
+    bound = operations(whole, lambda: prepare_early(whole))
+    count = bound + operations(whole, lambda: end_early(whole))
+    nothing_is_left(whole)
+    for at in range(1, count + 1):
+        node = on_demand_node(tmp_path / str(at))
+        killed = prepare_early if at <= bound else end_early
+        if killed is end_early:
+            prepare_early(node)
+        node.kernel.kill(at=at if at <= bound else at - bound, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            killed(node)
+        node.kernel.revive()
+        node.restart()
+        end_early(node)
+        nothing_is_left(node)
+
+
+def test_a_claim_that_the_kubelet_asked_for_is_not_released_as_an_early_one(
+    tmp_path: Path,
+) -> None:
+    node, claim = HOSTS["on demand"](tmp_path)
+    run(node.preparing.prepare(claim, is_early=True))
+    before = json.loads(node.files[RECORD])
+    assert prepare(node, claim).is_ready
+    assert json.loads(node.files[RECORD]) == {**before, "is_early": False}
+    run(node.preparing.prepare(claim, is_early=True))  # a pod that shares it is about to be placed
+    node.restart()
+    assert node.preparing.early == ()
+    assert not run(node.preparing.unprepare(UID, only_early=True))
+    assert drivers(node) == ["vfio-pci", "vfio-pci"] * 2
+    unprepare(node)
+    nothing_is_left(node)
+
+
 # ---- many
 
 

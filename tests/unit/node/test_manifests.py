@@ -59,6 +59,10 @@ REQUESTS = {
     ),
     "events": (ManifestRequest(namespace="gpu", events=True), {"events": True}),
     "dra": (ManifestRequest(namespace="gpu", dra=True), {"dra": True}),
+    "binding conditions": (
+        ManifestRequest(namespace="gpu", kubelet_root=K0S, dra=True, binding_conditions=True),
+        {"kubeletRoot": str(K0S), "dra": True, "bindingConditions": True},
+    ),
     "dra on k0s": (
         ManifestRequest(kubelet_root=K0S, dra=True, events=True, arguments=("--reset",)),
         {"kubeletRoot": str(K0S), "dra": True, "events": True, "args": ["--reset"]},
@@ -356,6 +360,30 @@ def test_the_overlay_of_kustomize_adds_the_driver() -> None:
     assert pod["volumes"][-2:] == spec["volumes"]
 
 
+def test_only_an_agent_that_binds_early_may_watch_pods_and_write_the_status_of_claims() -> None:
+    role = "ClusterRole", "vfiomgr-node-binding"
+    usual = named(plain(ManifestRequest(dra=True)))
+    assert role not in usual
+    found = named(plain(ManifestRequest(dra=True, binding_conditions=True)))
+    assert {(rule["resources"][0], *rule["verbs"]) for rule in found[role]["rules"]} == {
+        ("pods", "list", "watch"),
+        ("resourceclaims/status", "patch"),
+        ("resourceclaims/driver", "associated-node:patch"),
+    }
+    (own,) = (rule for rule in found[role]["rules"] if "resourceNames" in rule)
+    assert own["resourceNames"] == ["vfiomgr.io"]
+    yaml = YAML(typ="safe", pure=True)
+    overlay = yaml.load((SOURCES / "binding/kustomization.yaml").read_text())
+    base, *more = overlay["resources"]
+    assert base == "../dra"
+    for name in more:
+        document = yaml.load((SOURCES / "binding" / name).read_text())
+        assert found[document["kind"], document["metadata"]["name"]] == document
+    ((step,),) = (yaml.load(patch["patch"]) for patch in overlay["patches"])
+    (agent,) = pods(list(found.values()))["vfiomgr-node"]["containers"]
+    assert agent["args"][-1] == step["value"]
+
+
 def test_one_agent_at_a_time_serves_a_node() -> None:
     found = named(plain(ManifestRequest()))["DaemonSet", "vfiomgr-node"]
     assert found["spec"]["updateStrategy"] == {
@@ -574,6 +602,17 @@ def test_the_unit_of_an_agent_with_claims_reaches_the_api_server_and_the_kubelet
     assert "RestrictAddressFamilies=AF_INET AF_INET6" in lines
     assert "After=network-online.target" in lines
     assert "CapabilityBoundingSet=" not in lines, "it creates vGPUs"
+
+
+def test_the_unit_of_an_agent_that_binds_early(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_installed(monkeypatch)
+    unit = ("node", "manifests", "--unit", "vfiomgr-node.service", "--binding-conditions")
+    found = run(*unit, "--dra", "--kubelet-root", "/srv/kubelet").stdout
+    assert "--kubelet-root /srv/kubelet --binding-conditions\n" in found
+    answer = run(*unit)
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "--binding-conditions" in answer.stderr
+    assert "--dra" in answer.stderr
 
 
 def test_the_unit_of_specifications_has_nothing_of_claims(run: Run) -> None:

@@ -25,6 +25,7 @@ from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.node.commands.run import NamingOptions, arguments_of, node_settings
 from vfiomgr.node.manifests import (
     AGENT,
+    BINDING_CONDITIONS,
     DISTRIBUTIONS,
     IMAGE,
     NAMESPACE,
@@ -86,6 +87,11 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     help="Add the DRA driver: the agent publishes devices and prepares claims, with a token.",
 )
 @click.option(
+    "--binding-conditions",
+    is_flag=True,
+    help="With --dra: let the agent bind devices before it gets their pods; it watches pods.",
+)
+@click.option(
     "--with-layout",
     "file",
     metavar="FILE",
@@ -118,6 +124,7 @@ def manifests(
     selinux: bool,
     events: bool,
     dra: bool,
+    binding_conditions: bool,
     file: str | None,
     name: str | None,
     unit: str | None,
@@ -144,6 +151,8 @@ def manifests(
       vfiomgr node manifests --unit vfiomgr-node.service --dra
     """
     arguments = arguments_of(node_settings(names))
+    if binding_conditions and not dra:
+        forbid_alone(BINDING_CONDITIONS, "--dra", "only claims have such conditions")
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:
@@ -151,7 +160,8 @@ def manifests(
         _forbid_objects(click.get_current_context().params, has_claims=has_claims)
         if has_claims:
             root = named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session)
-            print_text(render_agent(_program(), arguments, root))
+            more = (BINDING_CONDITIONS,) if binding_conditions else ()
+            print_text(render_agent(_program(), (*arguments, *more), root))
         else:
             print_text(RENDERERS[unit](_program(), arguments))
         return
@@ -165,6 +175,7 @@ def manifests(
         layout=layout,
         events=events,
         dra=dra,
+        binding_conditions=binding_conditions,
         arguments=arguments,
     )
     if image is None:
@@ -176,7 +187,7 @@ def manifests(
     print_objects(manifests_of(wanted), session.format)
 
 
-_FOR_CLAIMS = ("distribution", "kubelet_root", "dra")
+_FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions")
 """Options of objects that the unit of an agent with claims needs too."""
 
 
@@ -191,6 +202,7 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "selinux",
         "events",
         "dra",
+        "binding_conditions",
         "file",
         "name",
     ):

@@ -194,6 +194,12 @@ def _complete_layout(
     "--dra", "has_dra", is_flag=True, help="Also serve ResourceClaims, as driver vfiomgr.io."
 )
 @click.option(
+    "--binding-conditions",
+    "binds_early",
+    is_flag=True,
+    help="With --dra: bind devices before the scheduler places their pods (Kubernetes 1.36).",
+)
+@click.option(
     "--credentials",
     metavar="DIR",
     shell_complete=complete_directory,
@@ -223,6 +229,7 @@ def run(
     pod_resources: str | None,
     events: str | None,
     has_dra: bool,
+    binds_early: bool,
     credentials: str | None,
     kubelet_root: str | None,
     scan_interval: float,
@@ -254,12 +261,17 @@ def run(
         return
     dra = None
     if not has_dra:
-        for option, value in (("--credentials", credentials), ("--kubelet-root", kubelet_root)):
+        for option, value in (
+            ("--credentials", credentials),
+            ("--kubelet-root", kubelet_root),
+            ("--binding-conditions", binds_early or None),
+        ):
             if value is not None:
                 forbid_alone(option, "--dra", "only the driver for claims needs it")
     else:
         kubelet = kubelet_root or session.tree.locate(KUBELET_DIRECTORY)
         dra = _dra(credentials or SERVICE_ACCOUNT, kubelet)
+        dra = replace(dra, binds_early=binds_early)
         scan = replace(scan, dra_node=dra.node)
     settings = AgentSettings(
         root=session.tree.root,

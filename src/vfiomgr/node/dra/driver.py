@@ -4,33 +4,36 @@ The scanning process makes the pools. It must know which claims have devices, si
 published and decide what else fits on a GPU. Each change of that has a number, and a report with
 an older number is not used: it may offer a vGPU that was created for a claim.
 
-Claims are known from the kubelet's calls and pod resources, and from the records of prepared ones.
-A watch would show all claims of the cluster: the API selects none by their node. A claim that is
-allocated and not prepared yet is therefore unknown. Its device stays published, and the counters
-that it consumes limit the other devices that the scheduler can choose.
+Claims are known from the kubelet's calls and pod resources, and from the records of prepared ones;
+on request also from pods that the scheduler is about to place here (`nominated`). A watch would
+show all claims of the cluster: the API selects none by their node. A claim that is allocated and
+not prepared yet is otherwise unknown. Its device stays published, and the counters that it consumes
+limit the other devices that the scheduler can choose.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.node.api_server import CLAIMS, Api
 from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
-from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.model import DRIVER, MOST_TAINTS, Taint
+from vfiomgr.node.dra.nominated import Nominated
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.records import METADATA
 from vfiomgr.node.health import is_unusable
 from vfiomgr.node.messages import ClaimFacts
-from vfiomgr.node.processes import DEADLINE, Creating
+from vfiomgr.node.processes import DEADLINE, Creating, StillRunning
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -51,6 +54,9 @@ _PATIENCE = 5.0
 """Seconds in which a scan finds the devices of a new claim; the kubelet waits for 45."""
 _HANDOVER = 15.0
 """Seconds to wait for the end of a pod: the kubelet names it for 6 s, and retries after 60 s."""
+_WITHHELD = 300.0
+"""Seconds in which no further claim gets a device that could not be bound."""
+_NOT_BOUND = Taint(f"{DRIVER}/bind-failed", "", "NoSchedule")
 _AGAIN = 1.0
 """Seconds until the kubelet is asked again whether a pod has ended."""
 
@@ -110,8 +116,25 @@ class Driver:
         self._asked: dict[str, Claim] = {}
         """The claims that the kubelet asked to prepare and has not released, by UID."""
         ledger.report_claims = self._changed.set
+        self._withheld: dict[tuple[str, str], float] = {}
+        """Until when devices have a taint that could not be bound, by pool and name."""
         self._has_groups = False
-        self._publisher = Publisher(self._api, settings.node, tell, learn_groups=self._learn_groups)
+        self._publisher = Publisher(
+            self._api,
+            settings.node,
+            tell,
+            learn_groups=self._learn_groups,
+            awaits=settings.binds_early,
+        )
+        self._nominated = Nominated(
+            self._api,
+            settings.node,
+            is_on=settings.binds_early,
+            early=lambda: self._preparing.early,
+            prepare=self._prepare_early,
+            release=self._release_early,
+            tell=tell,
+        )
         self._answers = Answers(self._prepare, self._unprepare)
         self._plugin = DraPlugin(settings.kubelet_directory, self._answers, tell, settings.instance)
 
@@ -148,6 +171,7 @@ class Driver:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_claims())
             tasks.create_task(self._publisher.run())
+            tasks.create_task(self._nominated.run())
             tasks.create_task(self._tend())
 
     async def close(self) -> None:
@@ -199,7 +223,21 @@ class Driver:
     def _publish(self) -> None:
         """Publish the pools if they were made with all known claims and all pods."""
         if self._is_current and self._knows_pods and self._pools is not None:
-            self._publisher.set(self._pools.values())
+            self._publisher.set(map(self._as_offered, self._pools.values()))
+
+    def _as_offered(self, pool: Pool) -> Pool:
+        """A pool in which devices that could not be bound for a pod have a taint.
+
+        Otherwise the scheduler might choose the same device again for the pod.
+        """
+        now = time.monotonic()
+        self._withheld = {place: end for place, end in self._withheld.items() if now < end}
+        names = {name for place, name in self._withheld if place == pool.name}
+        devices = (
+            replace(d, taints=(*d.taints, _NOT_BOUND)[-MOST_TAINTS:]) if d.name in names else d
+            for d in pool.devices
+        )
+        return replace(pool, devices=tuple(devices)) if names else pool
 
     def shown(self, found: Inventory, before: Inventory) -> Inventory:
         """The inventory without vGPUs that are created for claims, for pods of the device plugin.
@@ -290,13 +328,46 @@ class Driver:
             if found != uid:
                 message = f"cannot {prepare}: its UID is {found}, expected {uid}"
                 raise Refusal(message, "delete the pod, so that it gets the new claim")
-            claim = self._asked[uid] = read_claim(document, self._node)
-            self._ledger.expect(str(claim))
+            return await self._have(read_claim(document, self._node), end)
+
+    async def _have(
+        self, claim: Claim, end: float = math.inf, *, is_early: bool = False
+    ) -> PreparedClaim:
+        """Prepare a claim when its devices are known, and no pod has one of them."""
+        self._asked[claim.uid] = claim
+        self._ledger.expect(str(claim))
+        self._changed.set()
+        await self._await_devices(claim)
+        await self._await_pods(claim)
+        async with self._work():
+            return await self._preparing.prepare(claim, end, is_early=is_early)
+
+    async def _prepare_early(self, claim: Claim) -> None:
+        """Prepare a claim before its pod is placed."""
+        try:
+            self._require_scan(f"prepare claim {claim}")
+        except Refusal as refused:
+            raise StillRunning(refused.message, refused.hint) from None
+        try:
+            await self._have(claim, is_early=True)
+        except StillRunning:
+            raise
+        except VfiomgrError:
+            self._asked.pop(claim.uid, None)  # the kubelet will not end it
             self._changed.set()
-            await self._await_devices(claim)
-            await self._await_pods(claim)
-            async with self._work():
-                return await self._preparing.prepare(claim, end)
+            places = {(each.pool, each.device) for each in claim.devices}
+            end = time.monotonic() + _WITHHELD
+            self._withheld |= dict.fromkeys(places & self._preparing.refused, end)
+            self._publish()
+            asyncio.get_running_loop().call_later(_WITHHELD, self._publish)
+            raise
+
+    async def _release_early(self, claim: PreparedClaim) -> None:
+        """Undo the preparation of a claim that its pod does not get."""
+        async with self._work():
+            if await self._preparing.unprepare(claim.uid, only_early=True):
+                self._asked.pop(claim.uid, None)
+                self._ledger.release(str(claim))
 
     async def _await_devices(self, claim: Claim) -> None:
         """Wait for devices that the scheduler found in slices that have changed since.

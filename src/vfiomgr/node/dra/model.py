@@ -25,8 +25,12 @@ MOST_COUNTER_SETS = 8
 """Counter sets in a slice; a slice has either counter sets or devices."""
 MOST_TAINTS = 16
 
-AttributeValue = str | int | bool
-TaintEffect = Literal["NoSchedule", "NoExecute"]
+AttributeValue = str | int | bool | tuple[int, ...]
+"""Several numbers are published as a list, or else the first one."""
+TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
+BOUND, BIND_FAILED = f"{DRIVER}/Bound", f"{DRIVER}/BindFailed"
+"""The conditions of a device in the status of its claim: one of them is awaited by the scheduler.
+"""
 
 
 class CounterSet(Value):
@@ -82,6 +86,8 @@ class DraDevice(Value):
     """By name; memory in bytes."""
     consumes: tuple[Consumption, ...] = ()
     taints: tuple[Taint, ...] = ()
+    is_awaited: bool = False
+    """Whether pods are placed only when the device is bound, or the bind has failed."""
 
 
 class Pool(Value):
@@ -174,6 +180,8 @@ class PreparedClaim(Value):
     """Whether one of its devices is reset when it is unprepared; the devices say which."""
     is_ready: bool = True
     """Whether pods can use it; False while it is prepared, and if that was interrupted."""
+    is_early: bool = False
+    """Whether the kubelet has not asked for it yet, so that it perhaps never unprepares it."""
 
     def __str__(self) -> str:
         """NAMESPACE/NAME."""

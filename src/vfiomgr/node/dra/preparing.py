@@ -105,6 +105,8 @@ class Preparing:
             text = f"{against.summary}; meanwhile no pod or claim gets further devices"
             note(f"claim {uid}", f"{text}; {against.hint}")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.refused: set[tuple[str, str]] = set()
+        """The pools and devices of which the last bind failed."""
 
     @property
     def unreadable(self) -> dict[str, Diagnostic]:
@@ -144,10 +146,13 @@ class Preparing:
             for device in claim.devices
         }
 
-    async def prepare(self, claim: Claim, end: float = math.inf) -> PreparedClaim:
+    async def prepare(
+        self, claim: Claim, end: float = math.inf, *, is_early: bool = False
+    ) -> PreparedClaim:
         """Prepare a claim; the same claim again gets what it has, as far as that is still true.
 
-        At `end`, a time of the monotonic clock, a bind goes on without being waited for.
+        At `end`, a time of the monotonic clock, a bind goes on without being waited for. `is_early`
+        if not the kubelet asks for it.
 
         Raises:
             Refusal: another claim has a device, or may have it, or a device cannot be used.
@@ -162,7 +167,9 @@ class Preparing:
             before = await self._ready(claim)
             if before is None:
                 refuse_if_any(self.unreadable.values())
-            reserved = self._reserved(claim)
+            known = self._records.get(claim.uid)
+            is_early = is_early and (known is None or known.is_early)
+            reserved = replace(self._reserved(claim), is_early=is_early)
             self._records[claim.uid] = before or reserved
             try:
                 with _files_of(str(claim)):
@@ -177,8 +184,10 @@ class Preparing:
                 raise
             return made
 
-    async def unprepare(self, uid: str) -> None:
+    async def unprepare(self, uid: str, *, only_early: bool = False) -> bool:
         """Undo the preparation of a claim; an unknown claim is no error.
+
+        With `only_early`, nothing is undone if the kubelet has asked for the claim; returns False.
 
         Raises:
             Refusal: a guest still uses a device, or the record cannot be read.
@@ -186,17 +195,26 @@ class Preparing:
 
         """
         if not is_file_name(uid):
-            return
+            return False
         async with self._lock(uid):
             if (against := self.unreadable.get(uid)) is not None:
                 raise refusal([against])
             record = self._records.get(uid)
+            is_early = record is not None and record.is_early
+            if only_early and not is_early:
+                return False
             staying: set[str] = set()
-            if record is not None and record.boot == self._boot:
+            if record is not None and record.boot == self._boot and not is_early:
                 for device in record.devices:
                     if device.reset and not await self._reset(device):
                         staying.add(device.unit)
             await self._release(uid, staying)
+        return True
+
+    @property
+    def early(self) -> tuple[PreparedClaim, ...]:
+        """The claims that the kubelet has not asked for yet."""
+        return tuple(claim for claim in self._records.values() if claim.is_early)
 
     def is_ready(self, uid: str) -> bool:
         """Whether a claim was prepared in this boot."""
@@ -311,7 +329,15 @@ class Preparing:
         elif target.on_demand is not None:
             with self._measured("bind"):
                 seconds = max(_LEAST, end - time.monotonic())
-                unit = await self._creating.bind(target.unit, target.on_demand, owner, seconds)
+                place = (device.pool, device.device)
+                self.refused.discard(place)
+                try:
+                    unit = await self._creating.bind(target.unit, target.on_demand, owner, seconds)
+                except StillRunning:
+                    raise
+                except VfiomgrError:
+                    self.refused.add(place)
+                    raise
         else:
             found = self._unit(target.unit)
             if found is None:

@@ -15,6 +15,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.node.api_server import (
     GONE,
@@ -28,7 +30,20 @@ from vfiomgr.node.api_server import (
     version_of,
 )
 from vfiomgr.node.dra.model import DRIVER
-from vfiomgr.node.dra.slices import GROUPS, comparable, dropped, slices, with_times
+from vfiomgr.node.dra.slices import (
+    CONDITIONS,
+    GROUPS,
+    Kept,
+    as_kept,
+    comparable,
+    dropped,
+    has_groups,
+    kept_of,
+    needs_kept,
+    slices,
+    trial,
+    with_times,
+)
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
@@ -141,14 +156,21 @@ class Mirror:
 _GATHERING = 0.05
 """Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
 _COUNTERS, _WITH_GROUPS = "DRAPartitionableDevices", "DRADeviceCompatibilityGroups"
-_GATES = {GROUPS: _WITH_GROUPS, "Counters": _COUNTERS, "taints": "DRADeviceTaints"}
+_WITH_CONDITIONS = "DRADeviceBindingConditions"
+_GATES = {
+    GROUPS: _WITH_GROUPS,
+    "Counters": _COUNTERS,
+    "taints": "DRADeviceTaints",
+    "binding": _WITH_CONDITIONS,
+    "bindsToNode": _WITH_CONDITIONS,
+}
 """Feature gates of the API server, by a part of the fields that it drops without them."""
 
 
 class Publisher:
     """Keeps the slices of this node and driver as the pools are; others are not touched."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of the agent, with a default
         self,
         api: Api,
         node: str,
@@ -156,8 +178,11 @@ class Publisher:
         make: Callable[[Pool, str, int, list[list[str]]], list[Object]] = slices,
         *,
         learn_groups: Callable[[bool], object] = lambda _: None,
+        awaits: bool = False,
     ) -> None:
         self._api, self._node, self._make = api, node, make
+        self._awaits = awaits
+        """Whether pods wait for devices that claims bind."""
         self._wake = asyncio.Event()
         fields = {"spec.driver": DRIVER, "spec.nodeName": node}
         self._slices = Mirror(api, SLICES, fields, tell, self._wake.set)
@@ -173,8 +198,8 @@ class Publisher:
         self._keeps_counters = False
         """Whether the server is known to store counters."""
         self._gates = Trouble(tell)
-        self._keeps_groups: bool | None = None
-        """Whether the server stores compatibility groups; None until it is known."""
+        self._kept: Kept | None = None
+        """What the server stores of the newer fields; None until it is known."""
         self._learn_groups = learn_groups
 
     def set(self, pools: Iterable[Pool]) -> None:
@@ -227,6 +252,9 @@ class Publisher:
             VfiomgrError: a pool cannot be published.
 
         """
+        if self._kept is None and any(needs_kept(each, awaits=self._awaits) for each in pools):
+            await self._learn_kept()
+        pools = tuple(as_kept(each, self._kept or Kept(), awaits=self._awaits) for each in pools)
         held: dict[str, list[Object]] = {}
         for each in self._slices.objects.values():
             held.setdefault(each["spec"]["pool"]["name"], []).append(each)
@@ -252,11 +280,9 @@ class Publisher:
         missing, spare = self._differences(specs, held)
         if missing and self._written.get(pool.name) == (pool, generation):
             # slices were deleted: the Node object or the server may be another one
-            self._owner, self._keeps_counters = "", False
+            self._owner, self._keeps_counters, self._kept = "", False, None
         if not self._keeps_counters:
             await self._require_counters(missing)
-        if pool.counter_sets and self._keeps_groups is None:
-            await self._look_for_groups()
         self._written[pool.name] = pool, generation
         for spec, old in zip_longest(missing, spare):
             if spec is None:
@@ -314,30 +340,28 @@ class Publisher:
             trial = await self._api.trial(SLICES, await self._document(spec))
             self._require_stored(trial, spec)
             self._keeps_counters = True
-        grouped = next((spec for spec in specs if _has_groups(spec)), None)
+        grouped = next((spec for spec in specs if has_groups(spec)), None)
         if grouped is not None:
             trial = await self._api.trial(SLICES, await self._document(grouped))
             self._require_stored(trial, grouped)
 
-    async def _look_for_groups(self) -> None:
-        """Learn whether the server stores compatibility groups, by a slice that is not kept."""
-        use = {"counterSet": _TRIAL, "counters": {_TRIAL: {"value": "1"}}, GROUPS: [_TRIAL]}
-        pool = {"name": f"{self._node}/{_TRIAL}", "generation": 1, "resourceSliceCount": 2}
-        spec = {
-            "driver": DRIVER,
-            "nodeName": self._node,
-            "pool": pool,
-            "devices": [{"name": _TRIAL, "consumesCounters": [use]}],
-        }
-        try:
-            stored = await self._api.trial(SLICES, await self._document(spec))
-        except ApiError as error:
-            if error.is_passing:
-                raise
-            self._keeps_groups = False  # an older server wants the counters in the same slice
-        else:
-            self._keeps_groups = _has_groups(stored)
-        self._learn_groups(self._keeps_groups)
+    async def _learn_kept(self) -> None:
+        """Learn which newer fields the server stores, by a slice that is not kept."""
+        kept = Kept()
+        for lists in (True, False):
+            spec = trial(self._node, lists=lists)
+            try:
+                kept = kept_of(await self._api.trial(SLICES, await self._document(spec)))
+            except ApiError as error:  # an older server refuses other values than it knows
+                if error.is_passing:
+                    raise
+            else:
+                break
+        self._kept = kept
+        self._learn_groups(kept.groups)
+        if self._awaits and not kept.conditions:
+            problem = f"the API server drops spec.devices.{CONDITIONS}"
+            self._gates.report(f"{problem}; enable its feature gate {_WITH_CONDITIONS}")
 
     def _require_stored(self, stored: Object, sent: Object) -> None:
         """Raise HostError if a slice lacks its counters, and report other fields that it lacks."""
@@ -345,8 +369,8 @@ class Publisher:
             gate = next((gate for part, gate in _GATES.items() if part in field), "")
             problem = f"the API server drops {field}"
             remedy = f"enable its feature gate {gate}" if gate else "use a newer Kubernetes"
-            if gate == _WITH_GROUPS:
-                self._keeps_groups = False
+            if gate == _WITH_GROUPS and self._kept is not None and self._kept.groups:
+                self._kept = replace(self._kept, groups=False)
                 self._learn_groups(False)  # noqa: FBT003 - a fact
             if gate in (_COUNTERS, _WITH_GROUPS):
                 message = f"{problem} of pool {sent['pool']['name']}"
@@ -399,15 +423,6 @@ class Publisher:
         self._slices.note(stored)
         self._sent[name_of(stored)] = version_of(stored), comparable(spec)
         self._require_stored(stored["spec"], spec)
-
-
-_TRIAL = "trial"
-
-
-def _has_groups(spec: Object) -> bool:
-    """Whether a device of a slice has compatibility groups."""
-    uses = (use for d in spec.get("devices") or () for use in d.get("consumesCounters") or ())
-    return any(use.get(GROUPS) for use in uses)
 
 
 def _generation_of(held: Object) -> int:

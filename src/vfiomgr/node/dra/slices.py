@@ -11,8 +11,18 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.node.dra.model import DRIVER, MOST_COUNTER_SETS, MOST_DEVICES
+from msgspec.structs import replace
+
+from vfiomgr.node.dra.model import (
+    BIND_FAILED,
+    BOUND,
+    DRIVER,
+    MOST_COUNTER_SETS,
+    MOST_DEVICES,
+    STANDARD,
+)
 from vfiomgr.units import parse_quantity
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +32,13 @@ if TYPE_CHECKING:
 
 GROUPS = "compatibilityGroups"
 """Of an entry of consumesCounters, from Kubernetes 1.37 on (alpha)."""
+CONDITIONS = "bindingConditions"
+_AWAITED = {
+    "bindsToNode": True,
+    CONDITIONS: [BOUND],
+    "bindingFailureConditions": [BIND_FAILED],
+}
+_TRIAL = "trial"
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _DECIMAL = ("k", "M", "G", "T", "P")
 
@@ -69,7 +86,7 @@ def _portions(
 
 
 def _device(device: DraDevice) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "attributes": {name: _attribute(value) for name, value in device.attributes.items()},
         "capacity": _quantities(device.capacity),
         "consumesCounters": [
@@ -82,10 +99,13 @@ def _device(device: DraDevice) -> dict[str, Any]:
         ],
         "taints": [_taint(taint) for taint in device.taints],
     }
+    found |= _AWAITED if device.is_awaited else {}
     return {"name": device.name, **{name: value for name, value in found.items() if value}}
 
 
-def _attribute(value: AttributeValue) -> dict[str, AttributeValue]:
+def _attribute(value: AttributeValue) -> dict[str, Any]:
+    if isinstance(value, tuple):
+        return {"ints": list(value)}
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": value}
@@ -172,6 +192,79 @@ def with_times(spec: Object, held: Iterable[Object]) -> Object:
 
 def _identity(taint: Mapping[str, Any]) -> tuple[object, ...]:
     return taint.get("key"), taint.get("value"), taint.get("effect")
+
+
+class Kept(Value):
+    """The newer fields that an API server stores; it drops others, or refuses their slice."""
+
+    groups: bool = False
+    """Compatibility groups (1.37, alpha)."""
+    conditions: bool = False
+    """Conditions that the scheduler awaits before it places a pod (1.36; alpha in 1.34)."""
+    hints: bool = False
+    """Taints without an effect (1.35)."""
+    lists: bool = False
+    """Attributes with several values (1.36, alpha)."""
+
+
+def needs_kept(pool: Pool, *, awaits: bool) -> bool:
+    """Whether the slices of a pool depend on what the server stores."""
+    return bool(pool.counter_sets) or any(
+        (awaits and device.target.on_demand)
+        or any(isinstance(value, tuple) for value in device.attributes.values())
+        or any(taint.effect == "None" for taint in device.taints)
+        for device in pool.devices
+    )
+
+
+def as_kept(pool: Pool, kept: Kept, *, awaits: bool) -> Pool:
+    """A pool without the values that the server does not store; groups are the planner's.
+
+    `awaits`: pods wait for devices that claims bind.
+    """
+    return replace(pool, devices=tuple(_as_kept(d, kept, awaits=awaits) for d in pool.devices))
+
+
+def _as_kept(device: DraDevice, kept: Kept, *, awaits: bool) -> DraDevice:
+    attributes = {
+        name: value[0] if isinstance(value, tuple) and not kept.lists else value
+        for name, value in device.attributes.items()
+    }
+    taints = tuple(taint for taint in device.taints if kept.hints or taint.effect != "None")
+    is_awaited = awaits and kept.conditions and device.target.on_demand is not None
+    return replace(device, attributes=attributes, taints=taints, is_awaited=is_awaited)
+
+
+def trial(node: str, *, lists: bool) -> Object:
+    """A slice with all newer fields, for a dry run; lists are not dropped alone, but refused."""
+    use = {"counterSet": _TRIAL, "counters": {_TRIAL: {"value": "1"}}, GROUPS: [_TRIAL]}
+    device = {
+        "name": _TRIAL,
+        "attributes": {f"{STANDARD}/numaNode": {"ints": [0]}} if lists else {},
+        "consumesCounters": [use],
+        "taints": [{"key": f"{DRIVER}/{_TRIAL}", "effect": "None"}],
+        **_AWAITED,
+    }
+    pool = {"name": f"{node}/{_TRIAL}", "generation": 1, "resourceSliceCount": 2}
+    return {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [device]}
+
+
+def kept_of(stored: Object) -> Kept:
+    """What the server has stored of the trial."""
+    (device,) = stored["devices"]
+    lists = any(each.get("ints") for each in (device.get("attributes") or {}).values())
+    return Kept(
+        groups=has_groups(stored),
+        conditions=bool(device.get(CONDITIONS)),
+        hints=bool(device.get("taints")),
+        lists=lists,
+    )
+
+
+def has_groups(spec: Object) -> bool:
+    """Whether a device of a slice has compatibility groups."""
+    uses = (use for d in spec.get("devices") or () for use in d.get("consumesCounters") or ())
+    return any(use.get(GROUPS) for use in uses)
 
 
 def _amount(entry: object) -> object:

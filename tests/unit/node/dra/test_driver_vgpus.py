@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.cluster import NODE, Cluster
+from tests.fakes.cluster import NODE, Cluster, rights
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.node.dra_claims import Direct
@@ -104,9 +104,17 @@ class Creator(Direct):
 class Node(Cluster):
     """A cluster, and an agent in this process."""
 
-    def __init__(self, place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        place: Path,
+        kernel: FakeKernel,
+        patch: pytest.MonkeyPatch,
+        *,
+        binds_early: bool = False,
+    ) -> None:
         super().__init__(place)
         self.kernel = kernel
+        self.binds_early = binds_early
         self.told: list[str] = []
         self.creator = Creator(kernel)
         patch.setattr(agent, "Scanning", partial(Scans, kernel))
@@ -123,7 +131,10 @@ class Node(Cluster):
             pod_resources=self.plugins.pod_resources,
             control=str(self.place / "c"),
             scan=Settings(interval=60, dra_node=NODE),
-            dra=DraSettings(str(self.place / "k"), account, self.server.url, NODE),
+            dra=DraSettings(
+                *(str(self.place / "k"), account, self.server.url, NODE),
+                binds_early=self.binds_early,
+            ),
         )
 
     async def end_agent(self) -> None:
@@ -160,10 +171,14 @@ class Node(Cluster):
 
 
 @asynccontextmanager
-async def node(place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+async def node(
+    place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch, *, binds_early: bool = False
+) -> AsyncIterator[Node]:
     """A node whose devices are published."""
     mask = os.umask(0o077)
-    made = Node(place, kernel, patch)
+    made = Node(place, kernel, patch, binds_early=binds_early)
+    if binds_early:
+        made.server.rights = rights("binding")
     await made.start()
     try:
         await made.until_published()

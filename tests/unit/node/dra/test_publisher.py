@@ -11,13 +11,14 @@ import pytest
 from kubernetes_validate import utils
 from msgspec.structs import replace
 
-from tests.fakes.api_rules import ALPHA, Refused
+from tests.fakes.api_rules import ALPHA, EFFECTS, Refused
 from tests.fakes.api_server import ApiServer, Request
 from tests.unit.node.stories import until
 from vfiomgr.node.api_server import Api
 from vfiomgr.node.dra.model import Consumption, CounterSet, DraDevice, Pool, Taint, Target
 from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.slices import slices
+from vfiomgr.node.model import OnDemand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -84,13 +85,20 @@ class Node:
         self.learned: list[bool] = []
         """What it learned about compatibility groups."""
         self.make: Callable[..., list[dict[str, Any]]] = make
+        self.awaits = False
+        """Whether pods wait for devices that claims bind."""
         self._tasks: list[tuple[asyncio.Task[None], Api]] = []
 
     def start(self, *pools: Pool) -> Publisher:
         """Run a publisher."""
         api = Api(self.server.url, str(self.server.directory))
         publisher = Publisher(
-            api, NODE, self.told.append, self.make, learn_groups=self.learned.append
+            api,
+            NODE,
+            self.told.append,
+            self.make,
+            learn_groups=self.learned.append,
+            awaits=self.awaits,
         )
         if pools:
             publisher.set(pools)
@@ -536,9 +544,9 @@ async def test_counters_are_tried_again_when_slices_were_deleted(place: Path) ->
         gpu = pool_of(2, "gpu-1/gpu")
         publisher = node.start(gpu)
         await node.until_published(gpu)
-        assert len(server.trials()) == 2
+        assert len(server.trials()) == 3
         await publish(node, publisher, pool_of(2, "gpu-1/gpu", memory=9000))
-        assert len(server.trials()) == 2
+        assert len(server.trials()) == 3
         server.gates_off = ALPHA | {"DRAPartitionableDevices"}
         await publish(node, publisher, gpu)  # the fields are in use: they are kept
         assert node.told == []
@@ -642,3 +650,51 @@ async def test_groups_that_would_be_dropped_are_not_published(place: Path) -> No
         await until(lambda: len(server.objects(KIND)) == 2)
         (devices,) = (each["spec"].get("devices") for each in server.objects(KIND)[1:])
         assert devices[0]["consumesCounters"][0]["compatibilityGroups"] == ["size-4096"]
+
+
+NEWER = DraDevice(
+    "pci-0000-01-00-0",
+    Target(unit="0000:01:00.0", on_demand=OnDemand()),
+    {"resource.kubernetes.io/numaNode": (1, 0)},
+    taints=(Taint("vfiomgr.io/correctable-errors", "", "None"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("off", "effects", "awaits", "expected"),
+    [
+        ((), EFFECTS, True, {"lists", "hints", "conditions"}),
+        ((), EFFECTS, False, {"lists", "hints"}),
+        (ALPHA, EFFECTS, True, {"hints", "conditions"}),
+        (("DRADeviceBindingConditions",), EFFECTS, True, {"lists", "hints"}),
+        (("DRADeviceTaints",), EFFECTS, True, {"lists", "conditions"}),
+        (ALPHA, EFFECTS - {"None"}, True, set()),
+    ],
+)
+async def test_newer_fields_are_published_where_the_server_stores_them(
+    place: Path, *, off: tuple[str, ...], effects: frozenset[str], awaits: bool, expected: set[str]
+) -> None:
+    async with a_node(place) as (server, node):
+        server.gates_off, server.effects = frozenset(off), effects
+        node.make, node.awaits = slices, awaits
+        node.start(Pool(NODE, (NEWER,)))
+        await until(node.slices)
+        ((device,),) = (each["spec"]["devices"] for each in node.slices())
+        (value,) = device["attributes"].values()
+        assert value == ({"ints": [1, 0]} if "lists" in expected else {"int": 1})
+        assert bool(device.get("taints")) == ("hints" in expected)
+        names = ("bindsToNode", "bindingConditions", "bindingFailureConditions")
+        found = {name: device[name] for name in names if name in device}
+        awaited = (True, ["vfiomgr.io/Bound"], ["vfiomgr.io/BindFailed"])
+        assert found == (dict(zip(names, awaited, strict=True)) if "conditions" in expected else {})
+        is_told = any("drops spec.devices.bindingConditions; enable" in text for text in node.told)
+        assert is_told == (awaits and "conditions" not in expected)
+
+
+async def test_a_server_is_asked_only_for_the_sake_of_a_field(place: Path) -> None:
+    async with a_node(place) as (server, node):
+        node.make, node.awaits = slices, True
+        plain = replace(NEWER, target=Target(unit="x"), attributes={}, taints=())
+        node.start(Pool(NODE, (plain,)))
+        await until(node.slices)
+        assert server.trials() == []

@@ -1,0 +1,254 @@
+"""Devices that are bound before the scheduler places their pods (BindingConditions)."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.cluster import NODE, rights
+from tests.unit.node.dra.test_driver_binding import CARD, DEVICE, driver_of, kernel, until_known
+from tests.unit.node.dra.test_driver_vgpus import node
+from vfiomgr.node.dra import driver, nominated
+from vfiomgr.node.dra.binding import DIRECTORY
+from vfiomgr.node.dra.model import BIND_FAILED, BOUND
+from vfiomgr.node.dra.nominated import claims_of
+from vfiomgr.node.processes import StillRunning
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.node.dra.test_driver_vgpus import Node
+    from vfiomgr.node.dra.model import PreparedClaim
+
+__all__ = ["kernel"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read claims more often than the scheduler does."""
+    monkeypatch.setattr(nominated, "_SOON", 0.05)
+    monkeypatch.setattr(nominated, "_LATE", 0.2)
+    monkeypatch.setattr(driver, "_HANDOVER", 0.0)
+
+
+@asynccontextmanager
+async def waiting(
+    place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch
+) -> AsyncIterator[Node]:
+    """A node whose pods wait for their devices."""
+    async with node(place, kernel, patch, binds_early=True) as made:
+        made.creator.vgpus.binding._patience = 0.0
+        await until_known(made)
+        yield made
+
+
+def taints(made: Node) -> list[str]:
+    """The taints of the card."""
+    found = (each["spec"] for each in made.server.objects("resourceslices"))
+    devices = [each for spec in found for each in spec.get("devices") or ()]
+    (card,) = (each for each in devices if each["name"] == DEVICE)
+    return [taint["key"] for taint in card.get("taints") or ()]
+
+
+def early(made: Node) -> tuple[PreparedClaim, ...]:
+    """The claims that were prepared before the kubelet asked."""
+    assert made.agent.driver is not None
+    return made.agent.driver._preparing.early
+
+
+async def begin(made: Node, pod: str = "p") -> None:
+    """Allocate the card to the claim of a pod, which then waits."""
+    made.scheduler.create(pod)
+    made.scheduler.nominate(pod)
+    made.scheduler.allocate(DEVICE)
+
+
+async def test_a_device_is_bound_before_its_pod_is_placed(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        made.scheduler.create("p")
+        made.scheduler.nominate("p")
+        await made.until(lambda: any("resourceclaims" in r.path for r in made.server.requests))
+        assert driver_of(kernel) == "nvidia"  # it is not allocated yet
+        made.scheduler.allocate(DEVICE)
+        await made.until(made.scheduler.conditions)
+        assert made.scheduler.conditions() == {BOUND: "the device is on its VFIO driver"}
+        assert driver_of(kernel) == "vfio-pci"
+        record = kernel.read_text(DIRECTORY / f"{CARD}.json")
+        made.scheduler.place("p")
+        (prepared,) = await made.prepare()
+        assert prepared.device_name == DEVICE
+        assert kernel.read_text(DIRECTORY / f"{CARD}.json") == record
+        made.scheduler.deallocate()  # what the kubelet has, it releases
+        await made.unprepare()
+        assert driver_of(kernel) == "nvidia"
+        assert kernel.children(DIRECTORY) == []
+        assert not [text for text in made.told if "cannot" in text]
+
+
+@pytest.mark.parametrize("end", ["deallocated", "deleted", "another"])
+async def test_a_claim_that_ends_before_the_kubelet_asks_returns_its_device(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        made.server.remove("pods", "ml/p")
+        if end == "deallocated":
+            made.scheduler.deallocate()
+        else:
+            made.server.remove("resourceclaims", "ml/gpu")
+        if end == "another":
+            made.scheduler.create("q", uid="uid-2")
+        await made.until(lambda: driver_of(kernel) == "nvidia")
+        await made.until(lambda: not early(made))
+        assert kernel.children(DIRECTORY) == []
+
+
+async def test_a_bind_that_fails_is_a_condition_and_the_device_is_not_chosen_again(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        monkeypatch.setattr(driver, "_WITHHELD", 1.0)
+        kernel.sysfs.put("/proc/4711/comm", "python3\n")
+        kernel.sysfs.link_absolute("/proc/4711/fd/7", "/dev/dri/card1")
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        ((kind, message),) = made.scheduler.conditions().items()
+        assert kind == BIND_FAILED
+        assert "is in use by: python3 (PID 4711)" in message
+        assert driver_of(kernel) == "nvidia"
+        assert kernel.children(DIRECTORY) == []
+        await made.until(lambda: "vfiomgr.io/bind-failed" in taints(made))
+        assert made.creator.orders.count("bind") == 1  # it is not tried again for this allocation
+        kernel.sysfs.drop("/proc/4711/fd/7")
+        made.scheduler.nominate("p", "")
+        made.scheduler.deallocate()
+        await made.until(lambda: "vfiomgr.io/bind-failed" not in taints(made))
+        made.scheduler.nominate("p")
+        made.scheduler.allocate(DEVICE)
+        await made.until(lambda: BOUND in made.scheduler.conditions())
+
+
+async def test_an_agent_that_was_killed_completes_or_undoes_it(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        made.server.rights = rights("binding") - {("resourceclaims/status", "patch")}
+        await begin(made)
+        await made.until(lambda: driver_of(kernel) == "vfio-pci")
+        await made.until(lambda: any("cannot patch resourceclaims/status" in t for t in made.told))
+        await made.end_agent()
+        made.server.rights = None
+        await made.restart_agent()
+        await made.until(made.scheduler.conditions)
+        await made.end_agent()
+        made.scheduler.deallocate()
+        made.server.remove("pods", "ml/p")
+        made.binds_early = False  # the option is gone, but not what it did
+        await made.restart_agent()
+        await made.until(lambda: driver_of(kernel) == "nvidia")
+        assert kernel.children(DIRECTORY) == []
+
+
+async def test_a_claim_that_changes_meanwhile_is_read_again(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        bind = made.creator.bind
+
+        async def slowly(*arguments: Any) -> Any:
+            (claim,) = made.server.objects("resourceclaims")
+            other = {"driver": "nic.example", "pool": "p", "device": "d", "request": "nic"}
+            results = claim["status"]["allocation"]["devices"]["results"]
+            if other not in results:  # another driver reports its device
+                results.append(other)
+                claim["status"]["devices"] = [{**other, "conditions": []}]
+                made.server.put("resourceclaims", claim)
+            if made.creator.orders.count("bind") < 1:
+                made.creator.orders.append("bind")
+                message = "the kernel takes long"
+                raise StillRunning(message)
+            return await bind(*arguments)
+
+        monkeypatch.setattr(made.creator, "bind", slowly)
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        assert made.scheduler.conditions().keys() == {BOUND}
+        ((first, second),) = (c["status"]["devices"] for c in made.server.objects("resourceclaims"))
+        assert (first["driver"], second["device"]) == ("nic.example", DEVICE)
+
+
+async def test_a_device_that_a_claim_is_about_to_return_is_waited_for(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        made.server.remove("pods", "ml/p")
+        made.server.remove("resourceclaims", "ml/gpu")
+        made.scheduler.create("q", "other", "uid-2")
+        made.scheduler.nominate("q")
+        made.scheduler.allocate(DEVICE, "other")
+        await made.until(lambda: made.scheduler.conditions("other"))
+        assert made.scheduler.conditions("other").keys() == {BOUND}
+        assert [str(claim) for claim in early(made)] == ["ml/other"]
+
+
+async def test_a_pod_of_another_node_or_without_conditions_binds_nothing(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        made.scheduler.create("p")
+        made.scheduler.nominate("p", "gpu-2")
+        made.scheduler.allocate(DEVICE)
+        made.scheduler.create("q", "plain", "uid-2")
+        made.scheduler.nominate("q")
+        made.allocate(DEVICE, name="plain", uid="2")
+        await made.until(lambda: any(r.path.endswith("plain") for r in made.server.requests))
+        assert driver_of(kernel) == "nvidia"
+        assert not [r for r in made.server.requests if r.path.endswith("resourceclaims/gpu")]
+        made.scheduler.nominate("p")
+        await made.until(made.scheduler.conditions)
+
+
+async def test_without_the_option_no_pod_is_watched(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(place, kernel, monkeypatch) as made:
+        await until_known(made)
+        await begin(made)
+        assert "bindingConditions" not in str(made.server.objects("resourceslices"))
+        assert not [r for r in made.server.requests if r.path.endswith("/pods")]
+        assert driver_of(kernel) == "nvidia"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, ["ml/made", "ml/named", "ml/extended"]),
+        ({"spec": {"nodeName": NODE}}, []),
+        ({"metadata": {"namespace": "ml", "deletionTimestamp": "2026-01-01T00:00:00Z"}}, []),
+    ],
+)
+def test_the_claims_of_a_pod(more: dict[str, Any], expected: list[str]) -> None:
+    pod = {
+        "metadata": {"namespace": "ml", "name": "p"},
+        "spec": {
+            "resourceClaims": [
+                {"name": "a", "resourceClaimTemplateName": "t"},
+                {"name": "b", "resourceClaimName": "named"},
+                {"name": "c", "resourceClaimTemplateName": "not-made-yet"},
+            ]
+        },
+        "status": {
+            "resourceClaimStatuses": [{"name": "a", "resourceClaimName": "made"}],
+            "extendedResourceClaimStatus": {"resourceClaimName": "extended"},
+        },
+    }
+    assert list(claims_of({**pod, **more})) == expected
