@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.text import parse_toml
-from vfiomgr.messages.known import clause, first_address, messages_by_name
+from vfiomgr.messages.known import clause, first_address, first_group, messages_by_name
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def on_host(known: KnownMessage, text: str, host: HostSnapshot) -> KnownMessage:
-    """The message as the first of its cases has it that holds for a text on this host."""
+    """The message as the first of its cases has it that holds for a text on this host.
+
+    Its remedy names the function that the text is about.
+    """
     device = host.device_named(first_address(text))
     own = [d for d in host.devices if d.is_on_vfio and d.is_graphics_or_accelerator]
     facts = {
@@ -33,12 +36,25 @@ def on_host(known: KnownMessage, text: str, host: HostSnapshot) -> KnownMessage:
     }
     facts |= dict.fromkeys(host.kernel.words, True)
     case = next((each for each in known.cases if facts.get(each.when)), None)
-    if case is None:
-        return known
-    return replace(known, meaning=case.meaning or known.meaning, remedy=case.remedy or known.remedy)
+    meaning, remedy = (case.meaning, case.remedy) if case is not None else ("", "")
+    remedy = remedy or known.remedy
+    named = remedy.replace("ADDRESS", _address_for(remedy, text, host))
+    return replace(known, meaning=meaning or known.meaning, remedy=named)
 
 
 _AMD = "1002"
+
+
+def _address_for(remedy: str, text: str, host: HostSnapshot) -> str:
+    """The address for commands of a remedy; a bridge only reports the errors of other devices."""
+    device = host.device_named(first_address(text))
+    if device is None:
+        members = host.group_members(first_group(text))
+        device = next((member for member in members if member.is_on_vfio), None)
+    if device is None or device.is_bridge:
+        return "ADDRESS"
+    is_of_parent = "physical function" in remedy or "sriov set" in remedy
+    return str((is_of_parent and device.physical_function) or device.address)
 
 
 def kernel_log(

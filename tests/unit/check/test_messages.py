@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.check.log_rules import on_host
 from vfiomgr.messages.known import known_messages, messages_by_name
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def test_a_case_replaces_the_meaning_or_the_remedy(
     name: str, text: str, host: HostSnapshot, *, is_other: bool
 ) -> None:
     known = messages_by_name()[name]
-    assert (on_host(known, text, host).remedy != known.remedy) is is_other
+    remedy = on_host(known, text, host).remedy.replace("0000:04:00.0", "ADDRESS")
+    assert (remedy != known.remedy) is is_other
 
 
 @pytest.mark.parametrize("name", ["bar-no-space", "bar-unassigned", "nvidia-bar"])
@@ -61,6 +63,32 @@ def test_a_function_that_the_host_lacks_is_one_of_a_guest_or_another_host(name: 
     assert found.meaning == known.meaning
     assert all(word in found.remedy for word in ("a guest", "check domain", "another host"))
     assert on_host(known, "pci 0000:04:00.0: BAR 1", host_of(GPU)) == known
+
+
+PORT = replace(pci_device("0000:03:00.0"), class_code="060400", driver="pcieport")
+VF = replace(OWN, physical_function=PciAddress.parse("0000:03:00.0"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "host", "command"),
+    [
+        ("unviable-group", "vfio 0000:04:00.0: group 4", host_of(OWN), "bind 0000:04:00.0 --with"),
+        ("unviable-group", "group 4 is not viable", host_of(OWN), "bind 0000:04:00.0 --with"),
+        ("unviable-group", "group 4 is not viable", host_of(GPU), "bind ADDRESS --with"),
+        ("unviable-group", "vfio 0000:07:00.0", host_of(OWN), "bind ADDRESS --with"),
+        ("aer-uncorrected", "pcieport 0000:03:00.0: AER", host_of(PORT), "ADDRESS"),
+        (
+            "vf-token-required",
+            "0000:04:00.0: VF token",
+            host_of(VF),
+            "unbind 0000:03:00.0",
+        ),
+    ],
+)
+def test_commands_of_a_remedy_name_the_function_that_a_message_is_about(
+    name: str, text: str, host: HostSnapshot, command: str
+) -> None:
+    assert command in on_host(messages_by_name()[name], text, host).remedy
 
 
 def test_the_first_case_that_holds_counts() -> None:
