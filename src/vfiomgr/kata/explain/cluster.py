@@ -63,6 +63,8 @@ class ClusterContext(Value):
     """Whether the file has the ConfigMap kubevirt-config."""
     images: tuple[str, ...] = ()
     """Those of all pods of the file."""
+    pools: tuple[dict[str, Any], ...] = ()
+    """Those of the SR-IOV network device plugin in the file."""
 
     @property
     def requested(self) -> list[tuple[str, str]]:
@@ -255,7 +257,7 @@ def _served(context: ClusterContext) -> Iterator[Diagnostic]:
 def _pool(context: ClusterContext) -> Iterator[Diagnostic]:
     """The selectors of the SR-IOV network device plugin."""
     if context.item.kind == POOL:
-        yield from unmatched(context.host, context.item.data)
+        yield from unmatched(context.host, context.item.data, context.pools)
 
 
 RULES: RuleSet[ClusterContext] = register(
@@ -306,6 +308,7 @@ def traces(
     """What is judged of the objects of a file; beside pods or guests only those with problems."""
     kubevirt = next((each for each in others if each.kind == "KubeVirt"), None)
     has_old_map = any((o.kind, o.name) == ("ConfigMap", "kubevirt-config") for o in others)
+    pools = tuple(each.data for each in others if each.kind == POOL)
     images = tuple(each.image for pod in pods for each in pod.containers)
     has_guests = any(each.kind in _GUESTS for each in others)
     for item in others:
@@ -313,7 +316,7 @@ def traces(
         is_setting = item.kind == "KubeVirt" and not has_guests
         if not (item.kind in (*_GUESTS, POOL) or is_claim or is_setting):
             continue
-        context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images)
+        context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images, pools)
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
             fine: StepState = "ok" if item.kind == POOL else "unknown"
