@@ -28,10 +28,13 @@ _STAMP = re.compile(r"^\[ *(\d+)\.\d+\] ?")
 """The seconds since boot before a line of dmesg."""
 _LONGEST = 300
 """Characters of a message that are kept."""
-_MOST_SEARCHED = 1000
-"""Characters of a line of a log that are searched: some patterns are not linear in its length."""
-_MOST_PASTED = 4000
-"""Characters of a text that a person pastes that are searched."""
+_OF_LINE = (1000, 300)
+"""Characters of a line of a log that are searched at once, since some patterns are not linear in
+its length, and of these the ones that the next part has too: no message is longer."""
+_OF_PASTED = (4000, 1000)
+"""The same for a text that a person pastes, in which a message has several lines."""
+_MOST_PARTS = 8
+"""Parts of a pasted text that are searched from its begin and from its end: 25,000 characters."""
 _compiled = cache(re.compile)
 """The cache of `re` itself has 512 places, fewer than the tables have patterns."""
 
@@ -124,9 +127,17 @@ def explanations(text: str) -> tuple[KnownMessage, ...]:
     Quotes that a log has escaped count as quotes. One that only leads to others is left out where
     these are known.
     """
-    words = " ".join(text[:_MOST_PASTED].replace('\\"', '"').split())
-    found = tuple(message for message in known_messages() if message.matches(words))
+    words = " ".join(text.replace('\\"', '"').split())
+    parts = _parts(words, *_OF_PASTED)
+    parts = [*parts[:_MOST_PARTS], *parts[_MOST_PARTS:][-_MOST_PARTS:]]
+    found = tuple(message for message in known_messages() if any(map(message.matches, parts)))
     return tuple(message for message in found if not message.leads_to_others) or found
+
+
+def _parts(text: str, width: int, overlap: int) -> list[str]:
+    """A text in parts of a width that overlap: a message at the end of one begins the next."""
+    ends = range(0, max(1, len(text) - overlap), width - overlap)
+    return [text[begin : begin + width] for begin in ends]
 
 
 _WORD = re.compile(r"[A-Za-z_]{3,}")
@@ -187,18 +198,21 @@ def find_messages(text: str, programs: Iterable[str] = ()) -> tuple[LoggedMessag
     entire text, because `re` finds those that begin with literal characters fast.
     """
     wanted = frozenset(programs)
-    text = "\n".join(line[:_MOST_SEARCHED] for line in text.split("\n"))
+    lines = text.split("\n")
+    parts = [(n, part) for n, line in enumerate(lines) for part in _parts(line, *_OF_LINE)]
+    text = "\n".join(part for _, part in parts)
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     found: dict[tuple[str, str], LoggedMessage] = {}
     for message in known_messages():
         if wanted and (message.program not in wanted or message.severity == "ok"):
             continue
-        for number in _line_numbers(message, text, starts):
-            end = starts[number + 1] if number + 1 < len(starts) else len(text)
-            logged = _logged(message.name, text[starts[number] : end], number + 1)
+        for index in _line_numbers(message, text, starts):
+            number, part = parts[index]
+            logged = _logged(message.name, part, lines[number], number + 1)
             key = (message.name, logged.address)
-            count = found[key].count + 1 if key in found else 1
-            found[key] = replace(logged, count=count)
+            before = found.get(key)
+            if before is None or before.line != logged.line:  # two parts may have the same message
+                found[key] = replace(logged, count=1 if before is None else before.count + 1)
     return tuple(sorted(found.values(), key=lambda each: each.line))
 
 
@@ -208,8 +222,10 @@ def _line_numbers(message: KnownMessage, text: str, starts: list[int]) -> list[i
     return sorted({bisect_right(starts, place) - 1 for place in places})
 
 
-def _logged(name: str, line: str, number: int) -> LoggedMessage:
+def _logged(name: str, part: str, line: str, number: int) -> LoggedMessage:
+    """A message in a part of a line, whose other parts may have the time stamp and the address."""
     stamp = _STAMP.match(line)
-    words = (line[stamp.end() :] if stamp else line).strip()
+    words = _STAMP.sub("", part).strip()
     seconds = int(stamp[1]) if stamp else None
-    return LoggedMessage(name, words[:_LONGEST], first_address(words), 1, seconds, number)
+    address = first_address(words) or first_address(line)
+    return LoggedMessage(name, words[:_LONGEST], address, 1, seconds, number)

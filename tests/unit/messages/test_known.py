@@ -149,11 +149,21 @@ def test_the_group_of_a_message() -> None:
     assert first_group("groups of users") is None
 
 
-def test_only_the_beginning_of_a_long_line_is_searched() -> None:
-    line = "vfio-pci 0000:01:00.0: not ready 1023ms after FLR; waiting"
-    late = f"{'x' * 2000} {line}\n{line}\n"
-    assert [(each.line, each.count) for each in find_messages(late)] == [(2, 1)]
+@pytest.mark.parametrize("before", [0, 500, 680, 950, 990, 1000, 2000, 100_000])
+def test_a_message_anywhere_in_a_long_line_is_found_once(before: int) -> None:
+    line = "vfio-pci 0000:01:00.0: not ready 65535ms after FLR; giving up"
+    late = f"[    7.000001] {'x' * before} {line} {'x' * 2000}\n{line}\n"
+    (found,) = find_messages(late, (KERNEL,))
+    assert (found.address, found.line, found.count) == ("0000:01:00.0", 2, 2)
+    (found,) = find_messages(late.partition("\n")[0], (KERNEL,))
+    assert (found.seconds, found.line, found.count) == (7, 1, 1)
+    assert [each.name for each in explanations(late)] == ["reset-timeout"]
+    assert find_messages(f"{'x' * 2000}\n", (KERNEL,)) == ()
+
+
+def test_a_long_text_without_a_message_is_searched_in_parts() -> None:
     assert explanations("GPU a is bound to " * 100_000) == ()
+    assert find_messages("GPU a is bound to " * 10_000) == ()
 
 
 @pytest.mark.parametrize(
