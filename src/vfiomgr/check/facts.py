@@ -20,6 +20,7 @@ from vfiomgr.check.model import (
     SelinuxDenial,
     UnitSetting,
 )
+from vfiomgr.documents.text import decompressed
 from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
@@ -274,8 +275,6 @@ _OPTIONS = (
 _CONFIG = expression(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)
 _CONFIG_GZ = HostPath("/proc/config.gz")
 _CONFIG_LIMIT = 4 << 20
-_GZIP = 31
-"""Window bits that make zlib expect a gzip header."""
 
 
 def read_modules(
@@ -393,7 +392,8 @@ def read_config(tree: HostTree, release: str | None) -> tuple[str | None, dict[s
     for source in (f"/boot/config-{release}", f"/usr/lib/modules/{release}/config"):
         if release is not None and (text := text_of(tree, source)):
             return source, _options(text)
-    if exists(tree, _CONFIG_GZ) and (text := _unpacked(tree.read_bytes(_CONFIG_GZ, _CONFIG_LIMIT))):
+    packed = tree.read_bytes(_CONFIG_GZ, _CONFIG_LIMIT) if exists(tree, _CONFIG_GZ) else None
+    if text := decompressed(packed or b"", _CONFIG_LIMIT).decode("latin-1"):
         return _CONFIG_GZ, _options(text)
     return None, {}
 
@@ -401,15 +401,6 @@ def read_config(tree: HostTree, release: str | None) -> tuple[str | None, dict[s
 def _options(text: str) -> dict[str, str]:
     given = {match[1]: match[2] or "n" for match in _CONFIG.finditer(text)}
     return {option: given.get(option, "n") for option in _OPTIONS}
-
-
-def _unpacked(data: bytes | None) -> str:
-    import zlib  # noqa: PLC0415 - few hosts keep their configuration there
-
-    try:
-        return zlib.decompressobj(_GZIP).decompress(data or b"", _CONFIG_LIMIT).decode("latin-1")
-    except zlib.error:
-        return ""
 
 
 _NODES = (paths.VFIO_NODES / "vfio", paths.IOMMU_NODE)

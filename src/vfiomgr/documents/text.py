@@ -6,12 +6,14 @@ or digits, NaN, halves of surrogate pairs. Callers see one kind of error for all
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
+import shlex
 import stat
 import sys
 from errno import EBADF, EINVAL, EISDIR
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import field
 
@@ -301,24 +303,64 @@ def source_of(path: str) -> str:
     return "<stdin>" if path == STANDARD_INPUT else path
 
 
-def text_of(path: str, what: str, errors: Literal["strict", "replace"] = "strict") -> str:
-    """The text of a file named by a user; with `replace` other bytes than UTF-8 are replaced.
+def text_of(path: str, what: str) -> str:
+    """The text of a file named by a user.
 
     Raises:
         UsageError: it cannot be read.
         InvalidDocument: the file is not text, or is too long.
 
     """
-    source = source_of(path)
     try:
-        return bytes_of(path, what).decode(errors=errors)
-    except OSError as error:
-        message = f"cannot read {what} {source}: {error.strerror}"
-        raise UsageError(message, "use an existing, readable file, or - for a pipe") from None
+        return _bytes_of(path, what).decode()
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        message = f"{source}: not UTF-8 text in line {line}"
+        message = f"{source_of(path)}: not UTF-8 text in line {line}"
         raise InvalidDocument(message, "save it as UTF-8") from None
+
+
+def log_of(path: str) -> str:
+    """The text of a log named by a user: UTF-8, UTF-16 of Windows, or one of these in gzip.
+
+    Raises:
+        UsageError: it cannot be read.
+        InvalidDocument: it is too long, or damaged.
+
+    """
+    data = _bytes_of(path, "log")
+    if data.startswith(GZIP):
+        data = decompressed(data, MOST_BYTES + 1)
+        if not 0 < len(data) <= MOST_BYTES:
+            why = f"it is larger than {MOST_BYTES >> 20} MiB" if data else "it is damaged"
+            message = f"cannot decompress log {source_of(path)}: {why}"
+            part = f"zgrep -i vfio {shlex.quote(path)} | vfiomgr explain --log -"
+            raise InvalidDocument(message, f"explain a part of it: {part}")
+    return data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", "replace")
+
+
+GZIP = b"\x1f\x8b"
+"""The first bytes of a file of gzip (RFC 1952)."""
+_GZIP_BITS = 31
+"""Window bits that make zlib expect a gzip header."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def decompressed(data: bytes, most: int) -> bytes:
+    """What gzip compressed, up to `most` bytes; empty if it is damaged."""
+    import zlib  # noqa: PLC0415 - few files are compressed
+
+    try:
+        return zlib.decompressobj(_GZIP_BITS).decompress(data, most)
+    except zlib.error:
+        return b""
+
+
+def _bytes_of(path: str, what: str) -> bytes:
+    try:
+        return bytes_of(path, what)
+    except OSError as error:
+        message = f"cannot read {what} {source_of(path)}: {error.strerror}"
+        raise UsageError(message, "use an existing, readable file, or - for a pipe") from None
 
 
 def bytes_of(path: str, what: str, most: int = MOST_BYTES) -> bytes:

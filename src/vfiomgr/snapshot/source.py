@@ -18,7 +18,7 @@ from vfiomgr.documents.jsonable import (
     to_jsonable,
     wrong_version,
 )
-from vfiomgr.documents.text import bytes_of
+from vfiomgr.documents.text import GZIP, bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
@@ -156,8 +156,6 @@ def _check_versions(host: HostSnapshot) -> None:
 _NVIDIA = "10de"
 _LONGEST_SNAPSHOT = 64 << 20
 """Bytes; a host with 16,384 functions needs less than half of that."""
-_GZIP = b"\x1f\x8b"
-"""The first bytes of a file of gzip (RFC 1952)."""
 _ROOT_HINT = "--root requires the root directory of a host"
 
 
@@ -416,7 +414,7 @@ def _load_snapshot(source: str) -> HostSnapshot:
 def _not_text(source: str, start: bytes) -> InvalidDocument:
     """The error for a file that is not UTF-8, by its first bytes."""
     file = shlex.quote(source)
-    if start == _GZIP:
+    if start == GZIP:
         remedy = f"decompress it: gzip -dc {file} > host.json"
         return InvalidDocument(f"{source}: compressed with gzip", remedy)
     if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.fakes.hosts import without_iommu
 
@@ -66,6 +69,32 @@ def test_the_messages_of_a_log_are_explained(run: Run, kernel: FakeKernel, tmp_p
     log.write_text("other\n")
     done = run("explain", "--log", str(log))
     assert (done.status, done.stderr) == (1, f"{log}: no known message in 1 line\n")
+    assert kernel.root
+
+
+LINE = "vfio-pci 0000:04:00.0: not ready 1023ms after FLR; waiting\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (gzip.compress(LINE.encode()), ""),
+        (gzip.compress(LINE.encode("utf-16")), ""),
+        (LINE.encode("utf-16"), ""),
+        (b"\xff\n" + LINE.encode(), ""),
+        (gzip.compress(b"other\n"), "no known message in 1 line"),
+        (gzip.compress(LINE.encode())[:8], "it is damaged"),
+        (gzip.compress(b"x" * (17 << 20)), "it is larger than 16 MiB"),
+    ],
+)
+def test_a_log_may_be_compressed_or_of_windows(
+    run: Run, kernel: FakeKernel, tmp_path: Path, data: bytes, said: str
+) -> None:
+    log = tmp_path / "kern.log"
+    log.write_bytes(data)
+    done = run("explain", "--log", str(log))
+    assert ((done.status == 0), said in done.stderr) == (not said, True)
+    assert ("reset-timeout" in done.stdout) is (not said)
     assert kernel.root
 
 

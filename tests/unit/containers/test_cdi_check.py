@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -8,14 +8,15 @@ from msgspec.structs import replace
 from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, devices, edits, spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
 from tests.unit.devices import host_of, pci_device, with_facts
-from vfiomgr.containers.cdi.check import check, host_files, other_nodes
+from vfiomgr.containers.cdi.check import CdiReport, FileVerdict, check, host_files, other_nodes
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.containers.cdi.rules import CONSUMERS, consumers_named
 from vfiomgr.errors import UsageError
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.cdi.check import CdiReport
+    from collections.abc import Iterator
+
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -83,6 +84,25 @@ def test_a_file_that_nobody_reads_conflicts_with_none() -> None:
     broken = spec(devices=[*devices("one"), {"name": "two", "containerEdits": {"env": ["="]}}])
     report = check([etc(spec()), etc(broken, "z.yaml")], CONSUMERS)
     assert rules(report) == {"env"}
+
+
+class Counting(tuple[FileVerdict, ...]):
+    """Verdicts that count how often they are read."""
+
+    __slots__ = ()
+    readings: ClassVar[list[int]] = []
+
+    def __iter__(self) -> Iterator[FileVerdict]:
+        """Iterate, and count it."""
+        self.readings.append(1)
+        return super().__iter__()
+
+
+def test_verdicts_are_looked_up_without_reading_all_of_them() -> None:
+    verdicts = Counting(FileVerdict(f"/etc/cdi/{number}", "podman", "ok") for number in range(9))
+    report = CdiReport((), (), verdicts=verdicts)
+    assert {report.verdict(f"/etc/cdi/{number}", "podman") for number in range(9)} == {"ok"}
+    assert len(verdicts.readings) == 1
 
 
 def test_one_name_in_both_directories_is_read_in_opposite_order() -> None:

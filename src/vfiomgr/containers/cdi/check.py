@@ -53,7 +53,7 @@ class FileVerdict(Value):
     verdict: Verdict
 
 
-class CdiReport(Report):
+class CdiReport(Report, dict=True):
     """All findings, the most severe first, then by file and line, and the verdicts."""
 
     findings: tuple[CdiFinding, ...]
@@ -66,7 +66,11 @@ class CdiReport(Report):
 
     def verdict(self, file: str, consumer: str) -> Verdict:
         """The verdict about a file for a consumer."""
-        return next(v.verdict for v in self.verdicts if (v.file, v.consumer) == (file, consumer))
+        return self._verdicts[file, consumer]
+
+    @cached_property
+    def _verdicts(self) -> dict[tuple[str, str], Verdict]:
+        return {(each.file, each.consumer): each.verdict for each in self.verdicts}
 
 
 class FileDevice(Value):
@@ -158,6 +162,8 @@ def _first_of_each(
     """The first of other devices that each consumer of a device has, with these consumers."""
     left = device.consumers
     for other in before:
+        if not left:
+            return
         if concerned := tuple(consumer for consumer in left if consumer in other.consumers):
             yield other, concerned
             left = tuple(consumer for consumer in left if consumer not in concerned)

@@ -23,7 +23,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.text import source_of, text_of
+from vfiomgr.documents.text import log_of, source_of
 from vfiomgr.errors import UsageError, VfiomgrError, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.messages.known import (
@@ -176,7 +176,7 @@ def _print_entries(session: Session, found: Sequence[RuleText]) -> None:
 
 def _explain_log(session: Session, log: str) -> int:
     """Explain the known messages of a file."""
-    text = text_of(log, "log", errors="replace")
+    text = log_of(log)
     found = find_messages(text)
     if not found:
         note(f"{source_of(log)}: no known message in {counted(len(text.splitlines()), 'line')}")
