@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.model import HostRule, OnDemandRule, PassthroughRule, SriovRule
 from vfiomgr.layout.parts import select
@@ -111,6 +112,17 @@ def installed_layout(tree: HostTree, name: str | None) -> Layout | None:
     installed = parse_record(tree.read_text(RECORD))
     chosen = name or (None if installed is None else installed.name)
     return _layout(text, chosen)
+
+
+def named_layout(file: str, name: str | None = None) -> Layout:
+    """The layout of a file, or the one with this name in it.
+
+    Raises:
+        UsageError: it cannot be read, or a name is missing.
+        InvalidDocument: it is malformed.
+
+    """
+    return choose_layout(read_layouts(text_of(file, "the layout"), source_of(file)), name)[1]
 
 
 @lru_cache(maxsize=1)

@@ -164,6 +164,18 @@ def judged(
     return TraceStep(name, "broken" if is_broken(found) else otherwise, parts, looked_at, found)
 
 
+class ClaimVerdict(Value):
+    """What the ResourceClaims of a pod get on this host."""
+
+    names: tuple[str, ...]
+    """Those of the claims, and of resources that DeviceClasses offer."""
+    parts: tuple[str, ...]
+    """Their devices, or what is not checked."""
+    breaks: tuple[Diagnostic, ...] = ()
+    is_known: bool = False
+    """Whether they get all devices, and the agent serves claims."""
+
+
 class PassedFunction(Value):
     """A PCI function assigned to a guest."""
 
@@ -423,6 +435,8 @@ class PodContext(Value, dict=True):
     """The requested CDI device, by name; None for all."""
     candidates: tuple[KubeletDevice, ...] = ()
     """The devices that the kubelet could assign; known when the request is."""
+    claims: ClaimVerdict | None = None
+    """None if nothing is known of its claims, or it has none."""
 
     @cached_property
     def is_kata(self) -> bool:

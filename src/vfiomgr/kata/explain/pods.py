@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together
 from vfiomgr.guests.model import HOST_FILE
+from vfiomgr.host.installation import remedy_for_extra
 from vfiomgr.kata.explain import cluster, configuration, devices, functions, pod_to_shim, resources
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.context import (
+    ClaimVerdict,
     ConfigurationFacts,
     Difference,
     KataTrace,
@@ -67,6 +70,14 @@ class ExplainOptions(Keywords, total=False):
             complete="kata.completion:complete_handler",
         ),
     ]
+    layout: Annotated[
+        str | None,
+        Option(
+            "Use this layout of the node, for claims.  [default: the installed one]",
+            flags=("--with-layout",),
+            metavar="FILE",
+        ),
+    ]
     cri: Annotated[
         CriName | None,
         Option(
@@ -115,8 +126,13 @@ def explain_pod(
     scene = _Scene(host, seen, version_told, *chosen)
     is_file = subject == STANDARD_INPUT or os.path.exists(subject)
     if is_file or subject.endswith((".yaml", ".yml", ".json")):
-        objects = read_objects(text_of(subject, "the pod"), source_of(subject), needs_pod=False)
-        contexts = [scene.context(spec, objects, handler) for spec in objects.pods]
+        content = text_of(subject, "the pod")
+        objects = read_objects(content, source_of(subject), needs_pod=False)
+        claims = _claims(host, seen, objects, content, fields.get("layout"))
+        contexts = [
+            replace(scene.context(spec, objects, handler), claims=own)
+            for spec, own in zip(objects.pods, claims, strict=True)
+        ]
         more = tuple(cluster.traces(seen, scene.kubernetes, objects.others, objects.pods))
         if not contexts and not more:
             raise no_pod(objects, source_of(subject))
@@ -127,6 +143,33 @@ def explain_pod(
         if text is not None:
             host.on_note(f"{text}: checked as that release")
     return (*map(trace, contexts), *more)
+
+
+def _claims(
+    source: HostSource, host: HostSnapshot, objects: Objects, text: str, layout: str | None
+) -> Sequence[ClaimVerdict | None]:
+    """What the claims of each pod of a file get on this host.
+
+    Raises:
+        UsageError: the file with the layout cannot be read.
+        InvalidDocument: the layout is malformed.
+
+    """
+    pods = objects.pods
+    others = (each for each in objects.others if each.kind == "DeviceClass")
+    if not any(pod.all_claims for pod in pods) and not any(others):
+        return [None for _ in pods]
+    tree = source.tree if source.snapshot is None else None
+    try:
+        judge = import_module("vfiomgr.node.simulation.explaining")  # cel is of an extra
+    except ModuleNotFoundError:
+        parts = (f"not checked: claims; {remedy_for_extra('simulate')}",)
+        return [ClaimVerdict((), parts) if pod.all_claims else None for pod in pods]
+    found = judge.verdicts(host, tree, text, pods[0].source, layout)
+    return [
+        own if own and (pod.all_claims or own.names) else None
+        for pod, own in zip(pods, found, strict=True)
+    ]
 
 
 class _Scene:

@@ -32,7 +32,7 @@ _OWN = "vfiomgr.io"
 _STATUS = "vfiomgr node status"
 _BIND = "bind a device for it: vfiomgr bind ADDRESS"
 _ANOTHER_NODE = "use another node"
-_LOG = (
+AGENT_LOG = (
     "read the log of the agent: journalctl -u vfiomgr-node, or of its pod: "
     "kubectl --namespace vfiomgr logs daemonset/vfiomgr-node"
 )
@@ -73,7 +73,10 @@ def _pending(context: PodContext) -> Iterator[Diagnostic]:
         return
     known = {resource.name: resource for resource in agent.resources}
     domains = {_OWN, *(name.partition("/")[0] for name in known)}
+    of_classes = () if context.claims is None else context.claims.names
     for name, count in context.pod.resources:
+        if name in of_classes:
+            continue
         if name in known:
             yield from _not_registered(known[name])
             yield from _too_few(context, known[name], count)
@@ -103,7 +106,7 @@ def _not_registered(resource: ResourceStatus) -> Iterator[Diagnostic]:
             resource.name,
             f"the kubelet does not list {resource.name}",
             "start the kubelet",
-            Remedy(_LOG, joint="; "),
+            Remedy(AGENT_LOG, joint="; "),
         )
 
 
@@ -222,13 +225,18 @@ def request(context: PodContext) -> TraceStep:
 def request_of_others(context: PodContext) -> TraceStep:
     """The request of a pod that Kata does not run: the kubelet and a plugin or driver serve it."""
     spec = context.pod
-    parts = [_offer(context)] if spec.resources else []
-    if spec.all_claims:
-        claims = ", ".join(spec.all_claims)
-        parts.append(f"not checked: claim {claims} (kubectl describe resourceclaim)")
+    claims = context.claims
+    asked = [*spec.all_claims, *(name for name, _ in spec.resources)]
+    known = () if claims is None else claims.names
+    others = [name for name in asked if name not in known]
+    parts = [_offer(context)] if any(name not in spec.all_claims for name in others) else []
+    parts += () if claims is None else claims.parts
+    if claims is None and spec.all_claims:
+        names = ", ".join(spec.all_claims)
+        parts.append(f"not checked: claim {names} (kubectl describe resourceclaim)")
     agent = context.host.users.running_agent
-    known = {resource.name for resource in agent.resources} if agent is not None else ()
-    is_known = not spec.all_claims and all(name in known for name, _ in spec.resources)
+    offered = {resource.name for resource in agent.resources} if agent is not None else ()
+    is_known = all(name in offered for name in others) and (claims is None or claims.is_known)
     state: StepState = "ok" if is_known else "unknown"
     return judged("request", parts or (_NO_REQUEST,), (), OFFER_RULES.find(context), state)
 
@@ -259,6 +267,12 @@ def _describe_request(context: PodContext) -> str:
     if settings is not None and context.cold_plug == NO_PORT:
         return f"Kata does not look for devices of {asked}: cold_plug_vfio is {NO_PORT}"
     return f"Kata cannot find out which devices of {asked} the pod has"
+
+
+def _unallocated(context: PodContext) -> Iterator[Diagnostic]:
+    """Why a claim gets no device of this host."""
+    if context.claims is not None:
+        yield from context.claims.breaks
 
 
 def _claims(context: PodContext) -> Iterator[Diagnostic]:
@@ -526,6 +540,7 @@ OFFER_RULES: RuleSet[PodContext] = register(
                 "pod-device-unhealthy",
                 "pod-devices-taken",
             ),
+            rule(_unallocated, "claim-no-device", "claim-not-served", "claim-refused"),
             rule(_not_recorded, "pod-no-checkpoint", "pod-no-plugin", "pod-no-healthy-device"),
             rule(_unregistered, "claim-kubelet"),
             rule(_annotated_in_vain, "kata-annotations-unread"),

@@ -117,9 +117,7 @@ def _layout(file: str | None, name: str | None) -> Layout | None:
         if name is not None:
             forbid_alone("--layout", "--with-layout", "it chooses a layout of the file")
         return None
-    document = import_module("vfiomgr.layout.document")
-    layouts = document.read_layouts(text_of(file, "the layout"), source_of(file))
-    chosen: Layout = document.choose_layout(layouts, name)[1]
+    chosen: Layout = import_module("vfiomgr.node.layouts").named_layout(file, name)
     return chosen
 
 

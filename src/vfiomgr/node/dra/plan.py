@@ -220,7 +220,7 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
             named = "" if unit.on_demand else _gpu_of(host, unit, carriers)
             of_gpu.get(named, plain).append(unit)
     bound = {str(address) for unit in found.on_demand for address in unit.addresses}
-    made = [Pool(node, tuple(_unit_device(host, unit) for unit in plain))]
+    made = [Pool(node, tuple(unit_device(host, unit) for unit in plain))]
     for name, units in of_gpu.items():
         can_create = (creatable is None or name in creatable) and name not in bound
         made.append(_gpu_pool(host, shared[name], units, claims, can_create=can_create))
@@ -243,7 +243,8 @@ def _gpu_of(host: HostSnapshot, unit: NodeUnit, carriers: Mapping[str, str]) -> 
     return next((carriers[name] for name in names if name in carriers), "")
 
 
-def _unit_device(host: HostSnapshot, unit: NodeUnit) -> DraDevice:
+def unit_device(host: HostSnapshot, unit: NodeUnit) -> DraDevice:
+    """A unit of the inventory as a device."""
     return DraDevice(
         unit_name(unit),
         Target(unit=unit.id, on_demand=unit.on_demand),
@@ -318,7 +319,7 @@ def _gpu_pool(
     whole = (ENTIRE,) if any(offer.groups for offer in offers.offers) else ()
     devices = []
     for unit in units:
-        device = _unit_device(host, unit)
+        device = unit_device(host, unit)
         is_vgpu = device.name not in entire
         if device.name in here or not (is_taken or (gpu.instances and not is_vgpu)):
             counters = {} if is_vgpu else offers.counters

@@ -372,15 +372,23 @@ def why_not(stock: Stock, claims: Sequence[PodClaim], selectors: Selectors) -> s
 
     """
     search = Allocation(stock, claims, selectors)
-    for claim in claims:
-        for request in claim.spec.requests:
-            found = [_why_not_alone(search, alternative) for alternative in request]
-            if all(found):
-                return "; ".join(found)
+    if alone := failing(search):
+        return "; ".join(_why_not_alone(search, alternative) for alternative in alone)
     for claim in claims:
         if not _fits(search, claim):
             return f"claim {claim.name}: {_why_not_together(search, claim)}"
     return f"claims {', '.join(claim.name for claim in claims)}: {_AT_ONCE}"
+
+
+def failing(search: Allocation) -> tuple[DeviceRequest, ...]:
+    """The alternatives of the first request that fails even as the only one; empty if none does.
+
+    Raises:
+        SelectorFailed: a selector fails on a device.
+
+    """
+    requests = (each for claim in search.claims for each in claim.spec.requests)
+    return next((each for each in requests if all(_why_not_alone(search, one) for one in each)), ())
 
 
 def _why_not_alone(search: Allocation, request: DeviceRequest) -> str:
@@ -423,11 +431,11 @@ def _why_not_free(stock: Stock, request: DeviceRequest, selected: Sequence[Candi
         return ""
     found = f"{len(free)} of {counted(len(selected), 'matching device')} free"
     found += f", {need} needed" if need > 1 else ""
-    causes = (_cause(stock, request, c) for c in selected)
+    causes = (cause_of(stock, request, c) for c in selected)
     return f"{found}: {'; '.join(sorted(set(filter(None, causes))))}"
 
 
-def _cause(stock: Stock, request: DeviceRequest, candidate: Candidate) -> str:
+def cause_of(stock: Stock, request: DeviceRequest, candidate: Candidate) -> str:
     """Why a device that matches is not free; empty if it is."""
     if candidate.key in stock.used and not request.admin:
         return "allocated"

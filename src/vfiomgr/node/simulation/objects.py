@@ -10,9 +10,11 @@ from msgspec import Struct, field
 from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Located, Path, shown_path
-from vfiomgr.errors import InvalidDocument
+from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
 from vfiomgr.kata.kubernetes import CLASS_RESOURCE
+from vfiomgr.node.dra.claims import read_parameters
+from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.simulation.model import (
     ClaimSpec,
     Constraint,
@@ -29,11 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Literal
 
-    from vfiomgr.diagnostic import Position
     from vfiomgr.kata.explain.pod import PodSpec
     from vfiomgr.node.simulation.selectors import Selectors
 
 RULE = "simulation-invalid"
+UNKNOWN_CLASS = "device-class-unknown"
+"""A DeviceClass that is not in the file, and perhaps for another driver."""
+PARAMETERS = "claim-parameters"
+"""Parameters that the API server accepts, and the driver does not."""
 _MOST_GUESSED = 100
 """Maximum number of errors of a file for which a similar name is suggested."""
 
@@ -115,7 +120,7 @@ class Part(Struct):
                 place = self.located.keys.get(key, part.located.place)
                 what = f"unknown key {key!r}"
                 remedy = self.guess(key, keys, f"use {', '.join(keys)}")
-                self._add(place, self.path, what, remedy)
+                self.flaws.append(flaw(RULE, place, shown_path(self.path), what, remedy))
 
     def guess(self, name: str, known: Iterable[str], otherwise: str) -> str:
         """The remedy for an unknown name; later errors of a file are not printed."""
@@ -123,12 +128,10 @@ class Part(Struct):
         near = get_close_matches(name, list(known), 1) if is_early else []
         return f"did you mean {near[0]}?" if near else otherwise
 
-    def reject(self, what: str, remedy: str = "correct it") -> None:
+    def reject(self, what: str, remedy: str = "correct it", rule: str = RULE) -> None:
         """Report an error here."""
-        self._add(self.located.place, self.path, what, remedy)
-
-    def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
-        self.flaws.append(flaw(RULE, place, shown_path(path), what, remedy))
+        where = shown_path(self.path)
+        self.flaws.append(flaw(rule, self.located.place, where, what, remedy))
 
 
 _OWN = 'device.driver == "vfiomgr.io"'
@@ -152,6 +155,8 @@ class _Reader(Struct):
 
     selectors: Selectors
     flaws: list[Diagnostic]
+    is_placed: bool = True
+    """Whether the pods are placed on nodes, and are not for a known node."""
     classes: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(CLASSES))
     """The selectors of DeviceClasses by name."""
     labels: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -171,6 +176,7 @@ class _Reader(Struct):
         elif kind == "DeviceClass" and _is_valid(part):
             spec = part.at("spec")
             self.classes[name] = tuple(self.expressions(spec))
+            _require_parameters(spec)
             self.extended[spec.text("extendedResourceName")] = name
             self.extended[f"{CLASS_RESOURCE}{name}"] = name
 
@@ -188,9 +194,9 @@ class _Reader(Struct):
     def workload(self, part: Part, pod: PodSpec) -> Workload:
         """The pods of an object, with their claims."""
         spec = part.at(*POD_TEMPLATES[pod.kind], "spec")
-        if pod.kind == "DaemonSet":
+        if pod.kind == "DaemonSet" and self.is_placed:
             part.reject("DaemonSets are not simulated", "write a Deployment instead")
-        if spec.text("nodeName"):
+        if spec.text("nodeName") and self.is_placed:
             remedy = "use a nodeSelector with kubernetes.io/hostname"
             spec.at("nodeName").reject("a pod with nodeName bypasses the scheduler", remedy)
         self.notes += [f"{pod}: {key} is not simulated" for key in _IGNORED if spec.at(key)]
@@ -255,6 +261,7 @@ class _Reader(Struct):
         requests = tuple(tuple(self._alternatives(part)) for part in parts)
         alternatives = [one.name for each in requests for one in each]
         names = [text for name in alternatives for text in (name.partition("/")[0], name)]
+        _require_parameters(devices)
         parts = devices.items("constraints")
         found = [constraint for part in parts for constraint in _constraints(part, names)]
         return ClaimSpec(requests, tuple(found))
@@ -286,7 +293,8 @@ class _Reader(Struct):
         if own is None:
             what = f"unknown DeviceClass {device_class!r}" if device_class else "no deviceClassName"
             remedy = f"add the DeviceClass to the file, or use {' or '.join(CLASSES)}"
-            part.at("deviceClassName").reject(what, part.guess(device_class, self.classes, remedy))
+            remedy = part.guess(device_class, self.classes, remedy)
+            part.at("deviceClassName").reject(what, remedy, UNKNOWN_CLASS)
         return DeviceRequest(
             name,
             device_class,
@@ -296,6 +304,18 @@ class _Reader(Struct):
             tuple(_capacity(part)),
             admin,
         )
+
+
+def _require_parameters(part: Part) -> None:
+    """Require that the driver can read its parameters in a class or a claim."""
+    for item in part.items("config"):
+        own = item.at("opaque", "parameters")
+        if item.text("opaque", "driver") == DRIVER:
+            try:
+                read_parameters(own.located.value, "")
+            except UsageError as error:
+                what = f"{DRIVER} refuses the parameters: {error.message.partition(': ')[2]}"
+                own.reject(what, error.hint, PARAMETERS)
 
 
 def _count(part: Part) -> int | None:
@@ -388,22 +408,36 @@ def read_simulation(text: str, source: str, selectors: Selectors) -> Objects:
         InvalidDocument: lists every error with line and column; or the file has no pod.
 
     """
+    objects, flaws = read_workloads(text, source, selectors)
+    if flaws:
+        raise invalid_document(source, flaws, _HINT)
+    return objects
+
+
+def read_workloads(
+    text: str, source: str, selectors: Selectors, *, is_placed: bool = True
+) -> tuple[Objects, list[Diagnostic]]:
+    """The objects of a stream as far as they can be read, its pods in their order, and the errors.
+
+    Raises:
+        InvalidDocument: the text is malformed, or has no pod.
+
+    """
     pods = read_objects(text, source).pods
     try:
         documents, flaws = read_all_located(text, _WORDING)
     except Unreadable as error:
         message = f"{source}:{error}"
         raise InvalidDocument(message, _HINT) from None
-    reader = _Reader(selectors, flaws)
+    reader = _Reader(selectors, flaws, is_placed)
     everything = [Part(each, (), flaws) for each in _objects(documents)]
     for take in (reader.take_class, reader.take_claim):  # claims name classes
         for part in everything:
             take(part)
     with_pods = [part for part in everything if _kind(part.located) in POD_TEMPLATES]
     workloads = tuple(map(reader.workload, with_pods, pods))
-    if flaws:
-        raise invalid_document(source, flaws, _HINT)
-    return Objects(workloads, reader.labels, tuple(dict.fromkeys(reader.notes)))
+    objects = Objects(workloads, reader.labels, tuple(dict.fromkeys(reader.notes)))
+    return objects, flaws
 
 
 def _objects(documents: Sequence[Located]) -> Iterator[Located]:
