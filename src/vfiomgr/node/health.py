@@ -15,7 +15,7 @@ from vfiomgr.passthrough.isolation import reserved_region
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import is_blocking
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import counted
@@ -71,6 +71,10 @@ class HealthContext(Value):
     """The CDI file of another program that has a node, by the node's path."""
     before: HealthFacts = HealthFacts()
     """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
+    hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What was worse than it should be at the scan before, by the ID of a unit."""
+    narrow: Mapping[PciAddress, bool] = field(default_factory=dict)
+    """As `narrow_links` found it now."""
 
     def is_given(self, unit: NodeUnit) -> bool:
         """Whether Kubernetes gave the unit to a pod, from this agent."""
@@ -378,3 +382,38 @@ def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[D
     withheld = () if quarantined is None else (quarantined,)
     unreadable = () if known.is_given(unit) else known.unreadable
     return RULES.run(UnitContext(host, unit, known), *withheld, *unreadable).findings
+
+
+NARROW, NONFATAL = "narrow-link", "nonfatal-errors"
+
+
+def hints(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[str, ...]:
+    """What is worse than it should be of a unit that works."""
+    narrow = any(map(known.narrow.get, unit.addresses)) and unit.on_demand is None
+    if known.narrow.keys().isdisjoint(unit.addresses):  # it sleeps, for example
+        narrow = NARROW in known.hints.get(unit.id, ())
+    errors = any(_has_nonfatal(known, device) for device in _present(host, unit))
+    return tuple(name for name, is_so in ((NARROW, narrow), (NONFATAL, errors)) if is_so)
+
+
+def narrow_links(host: HostSnapshot) -> dict[PciAddress, bool]:
+    """Whether the links of functions have fewer lanes than the device and its port, if known.
+
+    Drivers of the host may turn off lanes to save power, VFIO drivers do not.
+    """
+    links = {str(link.address): link for link in host.links or ()}
+    found = {}
+    for device in host.devices if links else ():
+        own, port = links.get(str(device.address)), links.get(device.bridges[-1])
+        if device.is_on_vfio and own is not None and port is not None:
+            widths = own.width, own.max_width, port.max_width
+            if None not in widths:
+                found[device.address] = (own.width or 0) < min(filter(None, widths[1:]))
+    return found
+
+
+def _has_nonfatal(known: HealthContext, device: PciDevice) -> bool:
+    now, before = known.now.of(device.address), known.before.of(device.address)
+    if now is None or before is None or now.nonfatal is None or before.nonfatal is None:
+        return False
+    return now.nonfatal > before.nonfatal

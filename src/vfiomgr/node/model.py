@@ -69,6 +69,8 @@ class NodeUnit(Value):
     """The type of a vGPU, `NVIDIA A40-4Q`; empty for others."""
     reasons: tuple[Diagnostic, ...] = ()
     """Why it is not healthy; empty if it is."""
+    hints: tuple[str, ...] = ()
+    """What is worse than it should be, although it works: `narrow-link`, `nonfatal-errors`."""
     used_by: str = ""
     """A pod as NAMESPACE/NAME, a domain or a process, for people."""
     pod: str = ""

@@ -21,7 +21,15 @@ from vfiomgr.containers.resource_names import (
 )
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths, offers
-from vfiomgr.node.health import HealthContext, is_unusable, published_in, reasons, users_of
+from vfiomgr.node.health import (
+    HealthContext,
+    hints,
+    is_unusable,
+    narrow_links,
+    published_in,
+    reasons,
+    users_of,
+)
 from vfiomgr.node.model import (
     Inventory,
     NodeResource,
@@ -72,6 +80,11 @@ def inventory(
         UsageError: the prefix or an alias of the settings is invalid.
 
     """
+    known = replace(
+        known,
+        hints={} if previous is None else {unit.id: unit.hints for unit in previous.units},
+        narrow=narrow_links(host),
+    )
     context = replace(known, elsewhere=_elsewhere(host, frozenset((*written, CLAIM_KIND))))
     bound = on_demand_units(host, settings, lambda u: _judged(host, u, context), previous)
     found = list(_units(host, _functions_of(bound)))
@@ -229,6 +242,7 @@ def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeU
     return replace(
         unit,
         reasons=reasons(host, unit, context),
+        hints=hints(host, unit, context),
         used_by=given or next((user.pod or str(user) for user in users), ""),
         pod=pod,
         claim=claim,

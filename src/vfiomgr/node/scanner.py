@@ -29,6 +29,7 @@ from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.on_demand import with_uuids
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.verifying import find_problems, may_reset, skipped_resets
+from vfiomgr.pci.memory import near_nodes
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest
 
@@ -76,6 +77,8 @@ class Scanner:
         self._claims = ClaimFacts()
         self._pools: tuple[Pool, ...] | None = None
         """Those that were reported last."""
+        self._near: dict[int, tuple[int, ...]] | None = None
+        """The NUMA nodes near each node; they do not change."""
         self._previous: Inventory | None = None
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
@@ -307,6 +310,9 @@ class Scanner:
             creatable=self._creatable(),
             has_groups=self._claims.has_groups,
         )
+        if self._near is None:
+            self._near = near_nodes(self._host.tree)
+        made = plan.with_near_nodes(made, self._near)
         return plan.with_known_facts(made, self._pools or ())  # type: ignore[no-any-return]
 
     def _claimable(self, complete: Inventory) -> Inventory:

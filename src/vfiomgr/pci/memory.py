@@ -85,6 +85,38 @@ def read_topology(tree: HostTree) -> HostTopology:
     )
 
 
+def near_nodes(tree: HostTree) -> dict[int, tuple[int, ...]]:
+    """The nodes near each node: itself, then the nearest others, as far as they are in its socket.
+
+    A node whose socket is unknown, since it has no CPU, counts as near: drivers of Kubernetes agree
+    on that (GetNUMANodeAttribute in k8s.io/dynamic-resource-allocation 1.37).
+    """
+    nodes = read_topology(tree).nodes
+    sockets = {node.number: _socket(tree, node) for node in nodes}
+    found = {}
+    for node in nodes:
+        own, others = sockets[node.number], {}
+        if len(node.distances) == len(nodes):
+            others = dict(zip(sockets, node.distances, strict=True))
+            del others[node.number]
+        least = min(others.values(), default=None)
+        found[node.number] = (
+            node.number,
+            *(
+                number
+                for number, distance in others.items()
+                if distance == least and (own is None or sockets[number] in (own, None))
+            ),
+        )
+    return found
+
+
+def _socket(tree: HostTree, node: NumaNode) -> int | None:
+    for cpu in node.cpus[:1]:
+        return tree.read_number(CPUS / f"cpu{cpu}/topology/physical_package_id")
+    return None
+
+
 def _default_page(meminfo: str | None) -> int | None:
     """Hugepagesize is that of default_hstate (hugetlb_report_meminfo in mm/hugetlb.c)."""
     found = _DEFAULT_PAGE.search(meminfo or "")

@@ -15,12 +15,12 @@ from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
 from vfiomgr.node.health import HealthContext
-from vfiomgr.node.model import FunctionHealth, HealthFacts
+from vfiomgr.node.model import FunctionHealth, HealthFacts, OnDemand
 from vfiomgr.node.observing import read_health
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.capabilities import PciLink
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.rules.runner import all_texts
 from vfiomgr.users.model import DeviceUser
@@ -304,3 +304,60 @@ def test_error_counters_are_read_from_their_last_line(tmp_path: Path) -> None:
     found = read_health(HostTree(tmp_path), (A40.address,))
     assert found.functions == (FunctionHealth(A40.address, None, None, 9),)
     assert found.of(AUDIO.address) is None
+
+
+# ---- what is worse than it should be
+
+
+PORT = PciLink(PciAddress.parse(A40.bridges[-1]), 16.0, 8, 16.0, 16)
+NARROW = replace(LINK, width=8)
+
+
+def hints_of(host: HostSnapshot, previous: Inventory | None = None, **facts: Any) -> list[str]:
+    made = inventory(host, SETTINGS, HealthContext(**facts), previous=previous)
+    (unit,) = made.units
+    assert unit.is_healthy
+    return list(unit.hints)
+
+
+@pytest.mark.parametrize(
+    ("links", "is_narrow"),
+    [
+        ((NARROW, PORT), True),
+        ((LINK, PORT), False),
+        ((NARROW, replace(PORT, max_width=8)), False),  # the slot has no more lanes
+        ((replace(NARROW, max_width=8), PORT), False),  # the card has no more lanes
+        ((NARROW,), False),  # what the slot has is unknown
+        ((), False),
+    ],
+)
+def test_a_link_with_fewer_lanes_than_both_ends_have_is_a_hint(
+    links: tuple[PciLink, ...], *, is_narrow: bool
+) -> None:
+    host = with_facts(node_of(A40, AUDIO), links=links)
+    assert hints_of(host) == (["narrow-link"] if is_narrow else [])
+
+
+def test_a_link_that_sleeps_is_as_it_was() -> None:
+    awake = with_facts(node_of(A40, AUDIO), links=(NARROW, PORT))
+    previous = inventory(awake, SETTINGS)
+    asleep = with_facts(node_of(A40, AUDIO), links=(PORT,))
+    assert hints_of(asleep, previous) == ["narrow-link"]
+    mended = with_facts(node_of(A40, AUDIO), links=(LINK, PORT))
+    assert hints_of(mended, previous) == []
+
+
+def test_a_driver_of_the_host_may_turn_off_lanes() -> None:
+    host = with_facts(node_of(replace(A40, driver="nvidia")), links=(NARROW, PORT))
+    settings = replace(SETTINGS, on_demand={ID: OnDemand()})
+    (unit,) = inventory(host, settings).on_demand
+    assert unit.hints == ()
+
+
+@pytest.mark.parametrize(("now", "is_hint"), [(1, True), (0, False), (None, False)])
+def test_nonfatal_errors_since_the_start_are_a_hint(now: int | None, *, is_hint: bool) -> None:
+    def counted(number: int | None) -> HealthFacts:
+        return HealthFacts((FunctionHealth(A40.address, 0, number, 7),))
+
+    found = hints_of(node_of(A40, AUDIO), now=counted(now), before=counted(0))
+    assert found == (["nonfatal-errors"] if is_hint else [])

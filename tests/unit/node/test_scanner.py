@@ -133,6 +133,18 @@ def test_a_record_that_cannot_be_read_taints_free_devices(
     assert not any(reasons(scanner.look()).values())
 
 
+def test_the_numa_nodes_near_devices_are_in_the_pools(kernel: FakeKernel, scanner: Scanner) -> None:
+    for number, distances in enumerate(("10 12", "12 10")):
+        kernel.sysfs.put(f"/sys/devices/system/node/node{number}/cpulist", f"{number}\n")
+        kernel.sysfs.put(f"/sys/devices/system/node/node{number}/distance", distances)
+        cpu = f"/sys/devices/system/cpu/cpu{number}"
+        kernel.sysfs.put(f"{cpu}/topology/physical_package_id", "0\n")
+    scanner.settings = Settings(dra_node="gpu-1")
+    (pool,) = scanner.scan().pools or ()
+    values = [d.attributes["resource.kubernetes.io/numaNode"] for d in pool.devices]
+    assert set(values) == {(0, 1)}
+
+
 def test_pools_are_reported_after_changes(kernel: FakeKernel, scanner: Scanner) -> None:
     scanner.settings = Settings(dra_node="gpu-1")
     (pool,) = read(Report, write(scanner.scan())).pools or ()

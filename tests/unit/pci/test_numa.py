@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tests import api
 from tests.unit.host_files import put_topology
 from vfiomgr.host.tree import HostTree
-from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode, read_topology
+from vfiomgr.pci.memory import (
+    CPUS,
+    HostTopology,
+    HugepagePool,
+    NumaNode,
+    near_nodes,
+    read_topology,
+)
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.units import format_cpulist, parse_cpulist
 
@@ -172,3 +179,47 @@ def test_lists_of_numbers(text: str | None, numbers: tuple[int, ...]) -> None:
 @given(st.frozensets(st.integers(0, 300)))
 def test_a_written_list_reads_as_it_was(numbers: frozenset[int]) -> None:
     assert parse_cpulist(format_cpulist(numbers)) == tuple(sorted(numbers))
+
+
+@pytest.mark.parametrize(
+    ("distances", "sockets", "near"),
+    [
+        # four nodes in each of two sockets, of which two share a die
+        (
+            [[10, 11, 12, 12], [11, 10, 12, 12], [12, 12, 10, 11], [12, 12, 11, 10]],
+            (0, 0, 0, 0),
+            {0: (0, 1), 1: (1, 0), 2: (2, 3), 3: (3, 2)},
+        ),
+        # one node in each socket: the nearest one is not near
+        ([[10, 21], [21, 10]], (0, 1), {0: (0,), 1: (1,)}),
+        # all nodes of a socket are as near, and node 2 has no CPU
+        (
+            [[10, 12, 12, 32], [12, 10, 12, 32], [12, 12, 10, 32], [32, 32, 32, 10]],
+            (0, 0, None, 1),
+            {0: (0, 1, 2), 1: (1, 0, 2), 2: (2, 0, 1), 3: (3, 2)},
+        ),
+        # without distances nothing is known of others
+        ([[], []], (0, 0), {0: (0,), 1: (1,)}),
+    ],
+)
+def test_the_nearest_nodes_of_the_same_socket_are_near(
+    tmp_path: Path,
+    distances: list[list[int]],
+    sockets: tuple[int | None, ...],
+    near: dict[int, tuple[int, ...]],
+) -> None:
+    nodes = [
+        NumaNode(number, () if socket is None else (number,), GIB, 0, (), tuple(row))
+        for number, (row, socket) in enumerate(zip(distances, sockets, strict=True))
+    ]
+    put_topology(tmp_path, HostTopology(tuple(nodes)))
+    for number, socket in enumerate(sockets):
+        directory = tmp_path / str(CPUS).lstrip("/") / f"cpu{number}/topology"
+        directory.mkdir(parents=True)
+        (directory / "physical_package_id").write_text(f"{socket}\n")
+    assert near_nodes(HostTree(tmp_path)) == near
+
+
+def test_a_host_without_numa_has_no_near_nodes(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    assert near_nodes(HostTree(tmp_path)) == {}

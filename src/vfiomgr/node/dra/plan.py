@@ -258,16 +258,36 @@ def _taints(unit: NodeUnit) -> tuple[Taint, ...]:
     """Why a unit is not for new claims: it is unhealthy, or a pod has it from the device plugin.
 
     NoExecute only if the kernel is stuck: a pod that waits for the device can never start. With
-    other reasons, guests may still work.
+    other reasons, guests may still work. What is worse than it should be has no effect.
     """
     names = [reason.rule for reason in unit.reasons]
     if unit.pod:
         names.append(HELD)
     found = [*dict.fromkeys(names)][:MOST_TAINTS]
-    return tuple(
+    taints = [
         Taint(f"{DRIVER}/{name}", "", "NoExecute" if name == STUCK else "NoSchedule")
         for name in found
-    )
+    ]
+    taints += (Taint(f"{DRIVER}/{name}", "", "None") for name in unit.hints)
+    return tuple(taints[:MOST_TAINTS])
+
+
+def with_near_nodes(
+    made: tuple[Pool, ...], near: Mapping[int, tuple[int, ...]]
+) -> tuple[Pool, ...]:
+    """The pools, where devices also have the nodes near their NUMA node, if there are some.
+
+    The PCIe root stays one text: a function has one, and in constraints it counts as a list.
+    """
+
+    def replaced(device: DraDevice) -> DraDevice:
+        number = device.attributes.get(NUMA_NODE)
+        nodes = near.get(number, ()) if isinstance(number, int) else ()
+        if nodes == (number,) or not nodes:
+            return device
+        return replace(device, attributes={**device.attributes, NUMA_NODE: nodes})
+
+    return tuple(replace(pool, devices=tuple(map(replaced, pool.devices))) for pool in made)
 
 
 def with_known_facts(made: tuple[Pool, ...], before: tuple[Pool, ...]) -> tuple[Pool, ...]:

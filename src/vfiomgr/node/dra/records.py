@@ -129,9 +129,13 @@ _KINDS: dict[type, str] = {bool: "bool", int: "int", str: "string"}
 
 
 def attributes_of(published: Attributes, unit: str) -> dict[str, AttributeValue]:
-    """The attributes of a prepared device, with the name by which KubeVirt finds it."""
+    """The attributes of a prepared device, with the name by which KubeVirt finds it.
+
+    Of several values only the first is written: readers of the files know no lists.
+    """
     own = f"{STANDARD}/pciBusID" if is_address(unit) else "mdevUUID"
-    return {**published, own: unit}
+    single = {n: value[0] if isinstance(value, tuple) else value for n, value in published.items()}
+    return {**single, own: unit}
 
 
 def metadata_name(uid: str, request: str) -> str:

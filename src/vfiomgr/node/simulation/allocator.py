@@ -86,7 +86,7 @@ def _candidate(pool: Pool, device: DraDevice, grouped: Iterable[Consumption]) ->
             for name, amount in part.counters.items()
         ),
         groups=tuple(((pool.name, part.counter_set), frozenset(part.groups)) for part in grouped),
-        taints=device.taints,
+        taints=tuple(taint for taint in device.taints if taint.effect != "None"),
         unit=device.target.unit,
     )
 

@@ -14,7 +14,9 @@ from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, at, node_of, vgpu_n
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.diagnostic import blocker
 from vfiomgr.node.dra.model import LONGEST_TEXT, MOST_TAINTS, DraDevice, Pool
-from vfiomgr.node.dra.plan import pools
+from vfiomgr.node.dra.plan import NUMA_NODE, pools, with_near_nodes
+from vfiomgr.node.dra.records import attributes_of
+from vfiomgr.node.model import Inventory, NodeResource
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS_PROBE
 from vfiomgr.pci.capabilities import PciLink
@@ -264,3 +266,26 @@ def test_a_claim_from_before_a_gpu_had_vgpus_excludes_them() -> None:
 
 def test_a_node_without_devices_has_no_pools() -> None:
     assert pools(node_of(), found(), NODE) == ()
+
+
+def test_what_is_worse_than_it_should_be_is_a_taint_without_effect() -> None:
+    host = node_of(A40, AUDIO)
+    unit = replace(single(host), hints=("narrow-link",))
+    resource = NodeResource("vfiomgr.io/A40", (unit,))
+    (pool,) = pools(host, Inventory((resource,)), NODE)
+    (taint,) = pool.devices[0].taints
+    assert (taint.key, taint.effect) == ("vfiomgr.io/narrow-link", "None")
+
+
+@pytest.mark.parametrize(
+    ("near", "expected"), [({0: (0, 1)}, (0, 1)), ({0: (0,)}, 0), ({1: (1, 0)}, 0)]
+)
+def test_the_nodes_near_a_device_are_published_if_there_are_some(
+    near: dict[int, tuple[int, ...]], expected: object
+) -> None:
+    made = with_near_nodes(tuple(published(node_of(A40, AUDIO)).values()), near)
+    attributes = made[0].devices[0].attributes
+    assert attributes[NUMA_NODE] == expected
+    assert attributes_of(attributes, "0000:41:00.0")[NUMA_NODE] == 0  # for KubeVirt
+    unknown = tuple(published(node_of(replace(A40, numa_node=None))).values())
+    assert with_near_nodes(unknown, near) == unknown

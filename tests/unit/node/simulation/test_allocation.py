@@ -106,6 +106,13 @@ def test_passthrough_takes_all_of_a_gpu() -> None:
     assert placed(simulate(node, text)) == [("one", ["pci-0000-41-00-0"]), (None, [])]
 
 
+def test_a_taint_without_effect_needs_no_toleration() -> None:
+    taint = Taint("vfiomgr.io/narrow-link", "", "None")
+    node = cluster(one=template(plain(device(1, taints=(taint,)))))
+    (pod,) = simulate(node, claim(f"[{exactly()}]") + pods()).pods
+    assert pod.node == "one"
+
+
 def test_taints_need_a_toleration() -> None:
     node = cluster(one=template(plain(device(1, taints=(DOWN,)))))
     result = simulate(node, claim(f"[{exactly()}]") + pods())
