@@ -1,14 +1,22 @@
-"""Causes of public reports on a real kernel: what it does, and that vfiomgr says the same."""
+"""Causes of public reports on a real kernel: what it does, and that vfiomgr says the same.
+
+VMD is not among them: QEMU emulates no such controller.
+"""
 
 from __future__ import annotations
 
 import subprocess
+import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab import nested
 from tests.lab.command import vfiomgr
+from tests.lab.nested import NAME
+from tests.lab.progress import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +26,10 @@ if TYPE_CHECKING:
 DEVICES = Path("/sys/bus/pci/devices")
 MODPROBE = Path("/etc/modprobe.d")
 DRIVERS = Path("/sys/bus/pci/drivers")
+_MAPS = 90.0
+"""Seconds in which a guest may stand still until its firmware placed the BARs."""
+_SHARED = "shmmem-shmem0"
+"""QEMU's name of the memory of the first `<shmem>`."""
 
 
 def driver(address: str) -> str | None:
@@ -109,3 +121,71 @@ def test_vfio_pci_takes_nothing_without_an_id_or_an_override(
     vfiomgr("bind", gpu)
     assert driver(gpu) == "vfio-pci"
     vfiomgr("unbind", gpu)
+
+
+@pytest.fixture(scope="module")
+def kvm() -> None:
+    """KVM on the virtualization that the emulator has; libvirtd looks for it when it starts."""
+    subprocess.run(["modprobe", "kvm_amd"], check=True)
+
+
+@pytest.fixture
+def shared_memory(topology: Topology) -> Iterator[Path]:
+    """A domain with a device that has a BAR of 1 GiB, and memory that it shares with the host."""
+    large = topology.addresses["large"]
+    vfiomgr("bind", large)
+    size = ("--memory", "256M", "--vcpus", "1", "--firmware", "bios", "--graphics", "none")
+    domain = ET.fromstring(vfiomgr("libvirt", "domain", NAME, *size, "--device", large).stdout)
+    devices = domain.find("devices")
+    assert devices is not None
+    shared = "<shmem name='lab'><model type='ivshmem-plain'/><size unit='M'>16</size></shmem>"
+    devices.append(ET.fromstring(shared))
+    file = Path("/run/lab/shared.xml")
+    file.write_bytes(ET.tostring(domain))
+    try:
+        yield file
+    finally:
+        nested.call("virsh", "destroy", NAME)
+        nested.call("virsh", "undefine", NAME)
+        vfiomgr("unbind", large)
+
+
+def start(file: Path) -> str:
+    """Define and start a domain; returns the log of its QEMU once it ended or mapped the memory."""
+    for words in (("define", str(file), "--validate"), ("start", NAME)):
+        done = nested.call("virsh", *words)
+        assert done.returncode == 0, done.stderr
+    patience = Patience(_MAPS, nested.pid())
+    while nested.call("virsh", "domstate", NAME).stdout.strip() == "running":
+        views = nested.call("virsh", "qemu-monitor-command", NAME, "--hmp", "info mtree -f").stdout
+        if _SHARED in views:
+            break
+        assert not patience.is_over, views
+        time.sleep(1)
+    return Path(f"/var/log/libvirt/qemu/{NAME}.log").read_text()
+
+
+@pytest.mark.topology("narrow")
+@pytest.mark.platforms("debian13", only=True)
+@pytest.mark.usefixtures("kvm", "libvirtd")
+def test_a_guest_that_is_wider_than_the_iommu_fails_and_starts_with_the_limit(
+    shared_memory: Path,
+) -> None:
+    """As in https://github.com/gnif/LookingGlass/issues/1184."""
+    written = shared_memory.read_text()
+    limit = '<maxphysaddr mode="passthrough" limit="39" />'
+    assert limit in written
+    wide = Path("/run/lab/wide.xml")
+    wide.write_text(written.replace(limit, ""))
+    found = vfiomgr("check", "domain", str(wide), status=1).stdout
+    assert "the guest has 46 address bits, but the host's IOMMU translates only 39" in found
+    assert "<maxphysaddr mode='passthrough' limit='39'/>" in found
+    log = start(wide)
+    assert nested.call("virsh", "domstate", NAME).stdout.strip() == "shut off"
+    assert "-22 (Invalid argument)" in log
+
+    nested.call("virsh", "undefine", NAME)
+    found = vfiomgr("check", "domain", str(shared_memory)).stdout
+    assert "address bits" not in found
+    start(shared_memory)
+    assert nested.call("virsh", "domstate", NAME).stdout.strip() == "running"

@@ -9,6 +9,7 @@ console's display, 02-08 what a topology adds, 10 and up what carries the labora
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
 EVERY_MOMENT_VARIABLE = "VFIOMGR_LAB_EVERY_MOMENT"  # set by `make lab-faults`
+WIDTH = re.compile(r"aw-bits=\d+")
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
@@ -39,7 +41,10 @@ class Topology:
     drivers: Mapping[str, str]
     modules: tuple[str, ...] = ()
     iommu: bool = True
-    numa: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """Other arguments of QEMU, e.g. the memory of NUMA nodes."""
+    address_bits: int | None = None
+    """Of the IOMMU, where it is narrower than the processor's 48."""
     drives: tuple[str, ...] = ()
     has_gpusim: bool = False
     processors: int = 1
@@ -47,8 +52,10 @@ class Topology:
 
     def qemu_arguments(self, memory: int, architecture: Architecture) -> list[str]:
         """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
-        nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.numa]
+        nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.arguments]
         iommu = architecture.iommu if self.iommu else ()
+        if self.address_bits is not None:
+            iommu = tuple(WIDTH.sub(f"aw-bits={self.address_bits}", text) for text in iommu)
         devices = [part for device in self.devices for part in ("-device", device)]
         drives = [part for drive in self.drives for part in ("-drive", drive)]
         return [*nodes, "-vga", "none", *drives, *iommu, *devices]
@@ -175,7 +182,7 @@ MIXED = Topology(
     name="mixed",
     summary="a display+audio pair on each of two root complexes, one per NUMA node, the NVMe "
     "controller with virtual functions, and mdev parents",
-    numa=(
+    arguments=(
         "-object",
         f"memory-backend-ram,id=memory0,size={NODE_MEMORY}M",
         "-object",
@@ -242,8 +249,22 @@ PLAIN = Topology(
     drivers={**_WORKSTATION_DRIVERS, "neighbour": "e1000e"},
 )
 
+NARROW = Topology(
+    name="narrow",
+    summary="a processor of 46 address bits with an IOMMU of 39, and a BAR of 1 GiB",
+    arguments=(
+        *("-global", "max-x86_64-cpu.phys-bits=46"),
+        *("-object", "memory-backend-memfd,id=bar,size=1G"),
+    ),
+    address_bits=39,
+    devices=(_CONSOLE, _root_port("first", 2), "ivshmem-plain,memdev=bar,bus=first,addr=0"),
+    addresses={"console": "0000:00:01.0", "large": "0000:01:00.0"},
+    drivers={"console": "bochs-drm"},
+)
+
 TOPOLOGIES: dict[str, Topology] = {
-    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN)
+    topology.name: topology
+    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW)
 }
 DEFAULT = WORKSTATION
 
