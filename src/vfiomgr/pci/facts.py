@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from vfiomgr.pci.names import Names
 
 
-_D3COLD = "D3cold"
 _ASLEEP = "suspended"
-"""Reading the configuration space of a function in this state would wake it (pci_read_config)."""
+_READABLE = frozenset({"D0", "D1", "D2", "D3hot"})
+"""Power states in which reading the configuration space does not wake the function itself."""
 _UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix")
 """Attributes that are read under the lock of the device; `uevent` is too, but is not used."""
 
@@ -225,8 +225,9 @@ def read_device(
     cdev = next(iter(found.children("vfio-dev")), None)
     node = found.number("numa_node")
     runtime_status = found.read_below("power", "runtime_status") or None
-    is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
-    config = b"" if is_asleep else config_header(found)
+    above, is_asleep = bridge_path(tree, directory), runtime_status == _ASLEEP
+    is_read = locked.stuck is None and (not is_asleep or _is_readable(tree, directory, above))
+    config = config_header(found) if is_read else b""
     resources = (found.read("resource") or "").splitlines()
     own_name, class_name = names.of(
         directory, known.vendor_id, known.device_id, known.class_code, modalias
@@ -238,7 +239,7 @@ def read_device(
         class_name=class_name,
         revision=revision_in(config) or hexadecimal(found.read("revision")) or "00",
         modalias=modalias,
-        bridge_path=bridge_path(tree, directory),
+        bridge_path=above,
         iommu_group=number_in(found.link_name("iommu_group")),
         numa_node=None if node is None or node < 0 else node,  # -1: the firmware reports none
         driver=driver,
@@ -263,7 +264,7 @@ def read_device(
         d3cold_allowed=found.flag("d3cold_allowed"),
         header_type=header_type(config),
         is_responsive=is_alive(config),
-        bars=tuple(bars_of(found, resources, is_asleep=is_asleep)),
+        bars=tuple(bars_of(found, resources, is_asleep=is_asleep or locked.stuck is not None)),
         unassigned_vf_bars=tuple(unassigned_vf_bars(resources)),
         vram=found.number("mem_info_vram_total"),
         tsm=security_of(found),
@@ -346,17 +347,22 @@ def answers(tree: HostTree, address: PciAddress) -> bool:
 
 
 def answers_asleep(tree: HostTree, device: PciDevice) -> bool | None:
-    """Whether a suspended function answers; None if reading would wake it or its bridge.
+    """Whether a suspended function answers; None if reading would wake it or its bridge."""
+    is_readable = _is_readable(tree, pci_device(device.address), device.bridge_path)
+    return answers(tree, device.address) if is_readable else None
 
-    Reading the configuration space resumes the bridge above a function, and the function itself
-    only from D3cold (pci_config_pm_runtime_get in drivers/pci/pci.c).
+
+def _is_readable(tree: HostTree, directory: HostPath, bridge_path: str) -> bool:
+    """Whether the configuration space of a suspended function can be read without waking anything.
+
+    Reading it resumes the bridge above a function, and the function itself only from D3cold
+    (pci_config_pm_runtime_get in drivers/pci/pci.c).
     """
-    bridge = device.bridges[-1]
-    if is_address(bridge) and tree.read(pci_device(bridge) / "power/runtime_status") == _ASLEEP:
-        return None
-    if tree.read_in(pci_device(device.address), "power_state") == _D3COLD:
-        return None
-    return answers(tree, device.address)
+    bridge = bridge_path.rpartition("/")[2]
+    if tree.read_in(directory, "power_state") not in _READABLE:
+        return False
+    status = f"{bridge}/power/runtime_status"
+    return not is_address(bridge) or tree.read(paths.PCI_DEVICES / status) != _ASLEEP
 
 
 _RANGE = expression(r"^( *)([0-9a-f]+)-([0-9a-f]+) : (.+)$", re.MULTILINE)
