@@ -184,7 +184,7 @@ _DENYING = {
     "PrivateDevices": _YES,
     "DevicePolicy": frozenset({"closed", "strict"}),
 }
-_NEEDED_PATHS = frozenset({"/", "/sys", "/sys/bus", "/sys/bus/pci", "/sys/devices", "/dev/vfio"})
+_NEEDED_PATHS = ("/sys/bus/pci", "/sys/devices", "/dev/vfio")
 
 
 def _hardening(tree: HostTree) -> Iterator[UnitSetting]:
@@ -193,18 +193,34 @@ def _hardening(tree: HostTree) -> Iterator[UnitSetting]:
         settings = [
             (*line.split("=", 1), file) for line, file in _unit(tree, service) if "=" in line
         ]
-        last = {key.strip(): (value.strip(), file) for key, value, file in settings}
+        last: dict[str, tuple[str, str]] = {}
+        for key, value, file in settings:
+            name, text = key.strip(), value.strip()
+            former = last.get(name, ("", ""))[0] if name.endswith("Paths") and text else ""
+            last[name] = (f"{former} {text}".strip(), file)
+        writable = last.get("ReadWritePaths", ("", ""))[0]
         has_vfio = any("vfio" in value for key, value, _ in settings if key == "DeviceAllow")
         for key, (value, file) in last.items():
             is_denying = value.lower() in _DENYING.get(key, ()) and not (
                 key == "DevicePolicy" and has_vfio
             )
             if key in ("ReadOnlyPaths", "InaccessiblePaths"):
-                is_denying = any(p.lstrip("-+") in _NEEDED_PATHS for p in value.split())
+                is_denying = _closes(value, writable if key == "ReadOnlyPaths" else "")
             if key == BOUNDS:
                 is_denying = not _keeps(_bounds(_unit(tree, service)), "CAP_SYS_ADMIN")
             if is_denying:
                 yield UnitSetting(service, f"{key}={value}", file)
+
+
+def _closes(paths: str, but: str) -> bool:
+    """Whether paths of a unit contain one that libvirt needs, other than in nested paths."""
+    closed, opened = ([p.lstrip("-+").rstrip("/") for p in text.split()] for text in (paths, but))
+    return any(
+        f"{needed}/".startswith(f"{path}/")
+        and not any(f"{needed}/".startswith(f"{one}/") and len(one) > len(path) for one in opened)
+        for path in closed
+        for needed in _NEEDED_PATHS
+    )
 
 
 def _bounds(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -216,7 +232,7 @@ def _keeps(bounds: Iterable[tuple[str, str]], capability: str) -> bool:
     may: bool | None = None
     for line, _ in bounds:
         value = line.partition("=")[2].strip()
-        is_named = capability in value.strip("~").split()
+        is_named = capability in value.strip("~").upper().split()
         if value.startswith("~"):
             may = value == "~" or (may is not False and not is_named)
         else:
@@ -371,6 +387,7 @@ _ASSIGNING = ("/etc/mkinitcpio.conf", "/etc/dracut.conf", "/etc/booster.yaml")
 _ASSIGNED = expression(
     r"(?:MODULES|add_drivers|force_drivers|modules|modules_force_load)\s*\+?[=:]"
 )
+_TRAILING = expression(r"\s#.*")
 _WORD = expression(r"[\w-]+")
 
 
@@ -383,7 +400,8 @@ def _loaded_by_name(tree: HostTree, relevant: set[str]) -> Iterator[ModuleSettin
     for file in (*lists, *assigning):
         for line in settings_of(tree, file):
             if file in lists or _ASSIGNED.match(line):
-                names = {word.replace("-", "_") for word in _WORD.findall(line)} & relevant
+                text = _TRAILING.sub("", line)
+                names = {word.replace("-", "_") for word in _WORD.findall(text)} & relevant
                 yield from (ModuleSetting(file, LOAD, name, "") for name in sorted(names))
 
 

@@ -187,7 +187,7 @@ def test_modules_are_found_in_all_lists(tmp_path: Path) -> None:
         etc/modprobe.d/a.conf: softdep nvidia pre: vfio-pci
         etc/modules: vfio-pci ids=1\n# vfio_virqfd\nloop
         etc/modules-load.d/a.conf: vfio_virqfd
-        etc/mkinitcpio.conf: MODULES=(vfio btrfs)\nHOOKS=(vfio_iommu_type1)
+        etc/mkinitcpio.conf: MODULES=(vfio btrfs) # not nouveau\nHOOKS=(vfio_iommu_type1)
         etc/dracut.conf.d/a.conf: force_drivers+=" vfio_pci "\nomit_drivers+=" nouveau "
         etc/booster.yaml: modules_force_load: vfio,mdev
         """,
