@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from time import process_time
 
 import pytest
 
+from vfiomgr.check.facts import _DENIAL
+from vfiomgr.documents.reader import _KEY_AND_VALUE
 from vfiomgr.expressions import expression
+from vfiomgr.libvirt.preflight.host_files import _REMOVAL
 
 
 def test_it_does_what_the_compiled_one_does() -> None:
@@ -28,3 +32,25 @@ def test_it_is_compiled_when_it_is_first_used() -> None:
     broken = expression("(")
     with pytest.raises(re.error):
         broken.match("")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "usual", "long"),
+    [
+        (_KEY_AND_VALUE, "- - select: all", f"{'-' * 50_000}x"),
+        (_REMOVAL, "modprobe -rf i915", f"modprobe -{'r' * 50_000}-"),
+        (_REMOVAL, "/sbin/modprobe --remove i915", f"modprobe -{'x' * 50_000}"),
+        (
+            _DENIAL,
+            "type=AVC msg=audit(1.2:3): avc:  denied  { read } for  pid=1 tcontext=a:b",
+            f"type=AVC msg=audit(1.2:3): {'avc:  denied  { read } for ' * 2000}",
+        ),
+    ],
+)
+def test_a_long_text_takes_time_in_proportion(
+    pattern: re.Pattern[str], usual: str, long: str
+) -> None:
+    assert pattern.search(usual)
+    started = process_time()
+    assert not pattern.match(long)
+    assert process_time() - started < 1

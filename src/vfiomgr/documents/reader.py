@@ -220,7 +220,7 @@ def _place(node: Any) -> Position:  # noqa: ANN401 - as above
 
 
 _SAME_INDENTATION = "use the same indentation for all keys of a mapping"
-_KEY_AND_VALUE = expression(r"(?P<before>[ -]*)[^ #'\"][^#]*?:[ ]+[^ #]")
+_KEY_AND_VALUE = expression(r"(?P<before>[ -]*)[^ #'\"-][^#]*?:[ ]+[^ #]")
 """A line with a key and a value that another line may continue."""
 _SYNTAX = (
     ("character '\\t'", "a tab cannot be used for indentation", "indent with spaces"),

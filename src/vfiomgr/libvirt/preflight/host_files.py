@@ -35,7 +35,7 @@ _NODE_DEVICE = expression(r"\bpci_([0-9a-f]{4})_([0-9a-f]{2})_([0-9a-f]{2})_([0-
 
 _ADDRESS = expression(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _REMOVAL = expression(
-    r"(?:^|[\s;&|(/])(?:modprobe (?:-a )?(?:-\w*r|--remove)\w*|rmmod(?: -\w+)*) ([^;&|>#]+)"
+    r"(?:^|[\s;&|(/])(?:modprobe (?:-a )?(?:-\w{0,8}r|--remove)\w{0,8}|rmmod(?: -\w+)*) ([^;&|>#]+)"
 )
 _VFIO = "vfio-pci"
 _MODULES = {
