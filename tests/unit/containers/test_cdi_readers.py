@@ -68,6 +68,15 @@ def test_a_podman_that_reads_the_file_is_named_where_docker_does_not(
         ({"containerd": "1.6"}, {"containerd": ((TOML, None),)}, [OLD]),
         ({"containerd": "1.6"}, {}, []),
         ({"containerd": "1.7"}, {"containerd": ((TOML, None),), "has_other_nodes": False}, []),
+        ({"podman": "5.5.1"}, {"files": (("/run/cdi/a", frozenset()),)}, [PLACE]),
+        ({"podman": "5.4.2"}, {"files": (("/run/cdi/a", frozenset()),)}, []),
+        ({"podman": "5.6.0"}, {"files": (("/run/cdi/a", frozenset()),)}, []),
+        ({"podman": "5.5.1"}, {"files": (("/etc/cdi/a", frozenset()),)}, []),
+        (
+            {"podman": "5.5.1"},
+            {"files": (("/run/cdi/a", frozenset()),), "has_podman_directories": True},
+            [],
+        ),
         ({"podman": "5.0"}, {"closed": ("/etc/cdi",)}, ["reader-permissions"]),
         ({"crio": "1.30"}, {"closed": ("/etc/cdi",)}, []),
         ({}, {"is_refreshed": True}, ["refresh-missing"]),
@@ -129,6 +138,10 @@ def test_the_facts_are_read_from_the_files_of_the_host(tmp_path: Path) -> None:
     assert facts.containerd == ((TOML, True),)
     write(TOML, "version = 2\n")
     assert read_readers(tree, (file,)).containerd == ((TOML, None),), "it is not imported"
+    write("/etc/containers/containers.conf", '#cdi_spec_dirs = ["/etc/cdi"]\n')
+    assert not read_readers(tree, (file,)).has_podman_directories
+    write("/etc/containers/containers.conf.d/a.conf", "[engine]\ncdi_spec_dirs = ['/run/cdi']\n")
+    assert read_readers(tree, (file,)).has_podman_directories
     write(TOML, 'disabled_plugins = ["cri"]\n')
     assert read_readers(tree, (file,)).containerd == (), "it only serves Docker"
     write(MAIN, "{")

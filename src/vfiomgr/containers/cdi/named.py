@@ -197,11 +197,17 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
 def _with_readers(report: CdiReport, tree: HostTree, files: tuple[CdiFile, ...]) -> CdiReport:
     """Also whether the programs of the host read specifications at all."""
     more = READER_RULES.run(read_readers(tree, files))
-    own = (f for f in more.findings if files or f.rule == "refresh-missing")
-    found = (*report.findings, *cast("Iterable[CdiFinding]", own))
-    findings = tuple(sorted(found, key=by_severity))
+    findings = cast("Iterable[CdiFinding]", more.findings)
+    own = [f for f in findings if files or f.rule == "refresh-missing"]
+    unread = {(found.subject, name) for found in own for name in found.consumers}
     return replace(
-        report, findings=findings, unknown=(*report.unknown, *(more.unknown if files else ()))
+        report,
+        findings=tuple(sorted((*report.findings, *own), key=by_severity)),
+        verdicts=tuple(
+            replace(each, verdict="not read") if (each.file, each.consumer) in unread else each
+            for each in report.verdicts
+        ),
+        unknown=(*report.unknown, *(more.unknown if files else ())),
     )
 
 

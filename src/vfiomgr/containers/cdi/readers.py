@@ -36,6 +36,13 @@ _SINCE = {
 """The first releases that read CDI specifications."""
 _WITHOUT_STATIC = {"podman": Version(4, 3), "crio": Version(1, 26)}
 """From these on /run/cdi is read without /etc/cdi (CDI 0.5.1, PR 79; go.mod at the tags)."""
+_PODMAN_STATIC = (Version(5, 5), Version(5, 6))
+"""From the first on Podman takes its directories from containers.conf, whose default is /etc/cdi
+alone before the second (containers/podman #26569)."""
+_PODMAN_FILES = tuple(
+    HostPath(f"{place}/containers/containers.conf") for place in ("/usr/share", "/etc")
+)
+_PODMAN_KEY = expression(r"(?m)^\s*cdi_spec_dirs\s*=")
 _DOCKER_ON = Version(28, 2)
 """From here on Docker has CDI without features.cdi (moby/moby#49963)."""
 _CONTAINERD_ON = Version(2, 0)
@@ -87,6 +94,8 @@ class Readers(Value):
     """Whether nvidia-cdi-refresh is enabled, and NVIDIA's driver has a GPU."""
     unmatched: str = ""
     """The driver's compressed module, if the unit has a condition for an uncompressed one."""
+    has_podman_directories: bool = False
+    """Whether a containers.conf sets cdi_spec_dirs."""
     mode: str = ""
     """That of NVIDIA's runtime, if nvidia-ctk takes it as its own and has no such mode."""
 
@@ -108,8 +117,16 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
         tuple(_closed(tree, files)),
         any(map(tree.exists, _REFRESHED)) and all(map(tree.exists, _NVIDIA)),
         _unmatched(tree),
+        any(_PODMAN_KEY.search(tree.read_text(path) or "") for path in _podman_files(tree)),
         _unsuitable_mode(tree),
     )
+
+
+def _podman_files(tree: HostTree) -> Iterator[HostPath]:
+    """Each containers.conf of the system, and its drop-ins."""
+    for place in _PODMAN_FILES:
+        yield place
+        yield from (place.parent / f"{place.name}.d" / name for name in tree.children(f"{place}.d"))
 
 
 def _unsuitable_mode(tree: HostTree) -> str:
@@ -234,6 +251,26 @@ def _without_static(facts: Readers) -> Iterator[CdiFinding]:
             f"create it: mkdir {STATIC}",
             f"upgrade {_TITLES[name]} to {since} or later",
         )
+
+
+def _static_only(facts: Readers) -> Iterator[CdiFinding]:
+    """A release of Podman that reads /run/cdi only if it is told to."""
+    version, (since, until) = facts.versions.get("podman"), _PODMAN_STATIC
+    dynamic = [path for path, _ in facts.files if path.startswith(f"{DYNAMIC}/")]
+    if version is None or not since <= version < until or not dynamic:
+        return
+    if facts.has_podman_directories:
+        return
+    program = _named(facts, "podman")
+    yield _finding(
+        "reader-directory",
+        dynamic[0],
+        "podman-5.4",
+        f"{program} reads {STATIC} only, not {dynamic[0]}: containers.conf sets no cdi_spec_dirs",
+        f'set cdi_spec_dirs = ["{STATIC}", "{DYNAMIC}"] in [engine] of '
+        "/etc/containers/containers.conf, or pass --cdi-spec-dir",
+        f"upgrade Podman to {until} or later",
+    )
 
 
 def _docker_off(facts: Readers) -> Iterator[CdiFinding]:
@@ -384,6 +421,7 @@ READER_RULES: RuleSet[Readers] = register(
         rules=(
             rule(_too_old, "reader-too-old"),
             rule(_without_static, "reader-directory"),
+            rule(_static_only, "reader-directory"),
             rule(_docker_off, "reader-not-enabled", "reader-directory"),
             rule(_containerd_off, "reader-not-enabled"),
             rule(_not_for_users, "reader-permissions"),
