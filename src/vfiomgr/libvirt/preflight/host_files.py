@@ -37,6 +37,10 @@ _ADDRESS = expression(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _REMOVAL = expression(
     r"(?:^|[\s;&|(/])(?:modprobe (?:-a )?(?:-\w{0,8}r|--remove)\w{0,8}|rmmod(?: -\w+)*) ([^;&|>#]+)"
 )
+_HELPER = expression(r"/qemu\.d/\"?\$")
+"""A script that runs those below a directory with the name of the guest."""
+_STEP = expression(r"[^/]+/[a-z]+/[a-z]+(?:/.+)?")
+"""The path of such a script below qemu.d: GUEST/OPERATION/SUB-OPERATION."""
 _VFIO = "vfio-pci"
 _MODULES = {
     _VFIO: frozenset({_VFIO, "vfio-pci-core", "vfio-iommu-type1", "vfio-virqfd", "vfio"}),
@@ -52,6 +56,8 @@ class LibvirtFiles(Value):
     """Lines of hooks for guests that run virsh and wait for it."""
     hooks_not_run: tuple[str, ...] = ()
     """Scripts of hooks for guests that nobody may execute."""
+    helped: tuple[str, ...] | None = None
+    """What is below qemu.d, where the hook runs scripts by the guest's name; None where not."""
     hook_devices: tuple[tuple[PciAddress, str], ...] = ()
     """The functions that hooks name in libvirt's way, and the lines."""
     removals: tuple[tuple[str, str], ...] = ()
@@ -76,6 +82,7 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
     """Read the hooks, which of these ROM files AppArmor denies, and the logs of these domains."""
     calls, stopped, devices = list[str](), list[str](), list[tuple[PciAddress, str]]()
     removals, addresses = list[tuple[str, str]](), set[str]()
+    helper = text_of(tree, f"{_HOOKS}/qemu") or ""
     for path in _scripts(tree):
         if path.rpartition("/")[2].startswith("README"):
             continue
@@ -105,6 +112,7 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
     return LibvirtFiles(
         tuple(calls),
         tuple(stopped),
+        tuple(_below(tree)) if _HELPER.search(helper) else None,
         tuple(devices),
         tuple(removals),
         frozenset(addresses).union(str(address) for address, _ in devices),
@@ -113,6 +121,11 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
         _FREE if is_free else "",
         tuple((name, one) for name in names for one in _last_start(tree, name)),
     )
+
+
+def _below(tree: HostTree) -> Iterator[str]:
+    root = f"{_HOOKS}/qemu.d/"
+    return (path.removeprefix(root) for path in _scripts(tree) if path.startswith(root))
 
 
 def _removed(line: str) -> list[str]:
@@ -264,10 +277,17 @@ def rom_content(context: PreflightContext) -> Iterator[Diagnostic]:
         rom = known.roms.get(path)
         if rom is None:
             continue
+        without = context.fix(f"remove <rom file> in line {hostdev.line}", "omit rom=FILE")
         fix = (
             f"dump it from this card while no driver uses it (cd {PCI_DEVICES}/{device.address}; "
-            f"echo 1 > rom; cat rom > {shlex.quote(path)}; echo 0 > rom), or "
-        ) + context.fix(f"remove <rom file> in line {hostdev.line}", "omit rom=FILE")
+            f"echo 1 > rom; cat rom > {shlex.quote(path)}; echo 0 > rom), or {without}"
+        )
+        if device.is_boot_display:
+            fix = (
+                "save it with nvflash, amdvbflash or GPU-Z, or dump it while another GPU is the "
+                f"display of the firmware ({PCI_DEVICES}/{device.address}/rom has the copy that "
+                "the firmware changed), and remove what precedes 55 AA"
+            )
         if rom.offset is None:
             title, shown = "is no option ROM", "no image with 55 AA and PCIR"
         elif rom.offset:
@@ -375,6 +395,32 @@ def hooks_not_run(context: PreflightContext) -> Iterator[Diagnostic]:
             f"chmod 755 {' '.join(shlex.quote(one.rpartition(':')[0]) for one in scripts)}; then "
             "restart libvirtd or virtqemud, which look for hooks when they start",
         )
+
+
+def hook_without_scripts(context: PreflightContext) -> Iterator[Diagnostic]:
+    """The usual helper runs qemu.d/GUEST/OPERATION/SUB-OPERATION/SCRIPT, and makes none of them."""
+    below, name = (context.host_files or NO_FILES).helped, context.domain.name
+    if below is None or not context.domain.hostdevs:
+        return
+    own = [path for path in below if path.partition("/")[0].lower() == name.lower()]
+    is_used = any(path.startswith(f"{name}/") and _STEP.fullmatch(path) for path in own)
+    if is_used or (below and not own):
+        return  # the helper may serve other guests only
+    place = f"{_HOOKS}/qemu.d/{name}"
+    yield finding(
+        "hook-without-scripts",
+        "warning",
+        f"the hook of libvirt has no script to run for {name}",
+        (
+            f"{_HOOKS}/qemu: runs the scripts below qemu.d/GUEST/OPERATION/SUB-OPERATION",
+            *(f"{_HOOKS}/qemu.d/{path} is not below {place}/prepare/begin" for path in own),
+            *(() if own else (f"{_HOOKS}/qemu.d does not exist or is empty",)),
+        ),
+        "the hook makes no directories, and ends without an error",
+        f"mkdir -p {shlex.quote(place)}/prepare/begin {shlex.quote(place)}/release/end, and put "
+        "the scripts there (chmod 755); or remove the hook: with managed='yes' libvirt binds the "
+        "devices itself",
+    )
 
 
 def hook_devices(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -193,6 +193,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(host_files.hook_calls, "hook-runs-virsh"),
             rule(host_files.hook_removals, "hook-removes-module"),
             rule(host_files.hooks_not_run, "hook-not-executable"),
+            rule(host_files.hook_without_scripts, "hook-without-scripts"),
             rule(host_files.hook_devices, "hook-device"),
             rule(host_files.rom_denied, "rom-apparmor"),
             rule(host_files.rom_content, "rom-invalid"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.host_files import tree_of
 from tests.unit.libvirt.preflight.situations import (
@@ -125,6 +126,32 @@ def test_a_hook_that_nobody_may_execute_is_found(tmp_path: Path) -> None:
     assert found(judge(hooks(tmp_path, "#!/bin/sh", 0o644), other), "hook-not-executable") is None
 
 
+HELPER = 'etc/libvirt/hooks/qemu: #!/bin/sh\\nfind -L "$BASEDIR/qemu.d/$GUEST_NAME/$2/$3"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ("", "qemu.d does not exist or is empty"),
+        ("etc/libvirt/hooks/qemu.d/Win/prepare/begin/a.sh: #!/bin/sh", "Win/prepare/begin/a.sh is"),
+        ("etc/libvirt/hooks/qemu.d/win/start.sh: #!/bin/sh", "win/start.sh is not below"),
+        ("etc/libvirt/hooks/qemu.d/win/prepare/begin/a.sh: #!/bin/sh", None),
+        ("etc/libvirt/hooks/qemu.d/win/prepare/begin: #!/bin/sh", None),
+        ("etc/libvirt/hooks/qemu.d/linux/prepare/begin/a.sh: #!/bin/sh", None),
+        ("etc/libvirt/hooks/qemu: #!/bin/sh\\nvfio-startup $1", None),
+    ],
+)
+def test_a_helper_of_hooks_needs_scripts_for_the_guest(
+    tmp_path: Path, more: str, shown: str | None
+) -> None:
+    files = read_files(tree_of(tmp_path, HELPER + more), [])
+    finding = found(judge(files), "hook-without-scripts")
+    assert (finding is None) is (shown is None)
+    if finding is not None:
+        assert str(shown) in finding.evidence[-1]
+        assert "mkdir -p /etc/libvirt/hooks/qemu.d/win/prepare/begin" in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -174,6 +201,20 @@ def test_a_rom_that_cannot_work_is_found(
     if finding is not None:
         assert str(title) in finding.summary
         assert str(remedy) in finding.remedy
+
+
+def test_the_rom_of_the_boot_display_is_not_dumped_from_sysfs(tmp_path: Path) -> None:
+    (tmp_path / "roms").mkdir()
+    (tmp_path / "roms/gpu.rom").write_bytes(image(kind=0))
+    text = with_rom().replace("<os>", "<os firmware='efi'>")
+    console = host(replace(GPU, is_boot_display=True))
+    (report,) = preflight(
+        console, [domain(text)], libvirt(), {}, read_files(tree_of(tmp_path, ""), [ROM])
+    )
+    finding = found(report, "rom-invalid")
+    assert finding is not None
+    assert "nvflash" in finding.remedy
+    assert "echo 1 > rom" not in finding.remedy
 
 
 def test_a_bios_runs_a_rom_without_uefi(tmp_path: Path) -> None:
