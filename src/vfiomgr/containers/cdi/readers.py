@@ -126,7 +126,10 @@ def _podman_files(tree: HostTree) -> Iterator[HostPath]:
     """Each containers.conf of the system, and its drop-ins."""
     for place in _PODMAN_FILES:
         yield place
-        yield from (place.parent / f"{place.name}.d" / name for name in tree.children(f"{place}.d"))
+        yield from (
+            place.parent / f"{place.name}.d" / name
+            for name in tree.children(HostPath(f"{place}.d"))
+        )
 
 
 def _unsuitable_mode(tree: HostTree) -> str:
