@@ -341,7 +341,7 @@ class OnDemandRule(_Rule):
     sticky: bool = False
     """Leave the devices on their VFIO drivers after a claim."""
     stop: Annotated[tuple[Monitor, ...], ONE_OR_MANY] = ()
-    """Monitoring that may be stopped while a claim binds a device: services (of NVIDIA, DCGM)."""
+    """Monitoring that may be stopped while a claim binds a device."""
 
 
 class SriovRule(_OfferedRule):

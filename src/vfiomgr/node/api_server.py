@@ -450,6 +450,8 @@ class Api:
             return f"check that {self._directory}/token is a valid token"
         if status == _FORBIDDEN:
             name = request.collection.name
+            if (request.verb, name) == ("update", NODES.name):
+                return "print a role for it with: vfiomgr node manifests --dra --stop-gpu-operator"
             return f"allow the agent's service account to {request.verb} {name} in a ClusterRole"
         if status == NOT_FOUND and request.verb == "list":
             return "use Kubernetes 1.34 or newer, which serves resource.k8s.io/v1"

@@ -229,6 +229,8 @@ _DRA_OBJECTS = (
     *("deviceclass-vfio", "deviceclass-vgpu"),
     *("clusterrole", "clusterrolebinding", "policy", "policybinding"),
 )
+_OPERATOR = "node-agent/gpu-operator"
+_OPERATOR_OBJECTS = ("clusterrole", "clusterrolebinding", "policy", "policybinding")
 _IN_DEFAULT = ("Role", "RoleBinding")
 """Events of nodes are in the namespace default."""
 _IN_NONE = (
@@ -265,6 +267,8 @@ class ManifestRequest(Value):
     """Whether the agent is also a DRA driver, with a token for slices and claims."""
     binding_conditions: bool = False
     """Whether this driver binds devices before pods are placed, for which it watches pods."""
+    gpu_operator: bool = False
+    """Whether the agent may have NVIDIA's GPU Operator stop its monitoring on its node."""
     arguments: tuple[str, ...] = ()
     """More arguments of the agent."""
 
@@ -293,6 +297,8 @@ def _objects(request: ManifestRequest) -> Iterator[Object]:
         if request.binding_conditions:
             yield template(f"{_BINDING}/clusterrole")
             yield template(f"{_BINDING}/clusterrolebinding")
+    if request.gpu_operator:
+        yield from (template(f"{_OPERATOR}/{name}") for name in _OPERATOR_OBJECTS)
     if request.layout is not None:
         yield _layout_map(request.layout)
         yield _layout_pods(request, request.layout)

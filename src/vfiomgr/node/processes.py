@@ -237,6 +237,11 @@ class Creating:
         self._running: dict[str, _Running] = {}
         """The orders at work, by their owners."""
 
+    @property
+    def is_binding(self) -> bool:
+        """Whether a device is being bound, perhaps without anybody waiting for it."""
+        return any(running.order.verb == "bind" for running in self._running.values())
+
     async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
         """Create a vGPU.
 

@@ -38,11 +38,13 @@ def warn(unknown: UnknownUsers) -> None:
     warnings.warn(unknown.why, stacklevel=3)
 
 
-Monitor = Literal["services"]
-"""Programs that watch all GPUs of a host and can do without them for a moment: `services` of it."""
+Monitor = Literal["services", "gpu-operator"]
+"""Programs that only watch all GPUs of a host: `services` of it, and pods of NVIDIA's operator."""
 _SERVICE = expression(r"(nvidia-)?dcgm(-exporter)?\.service|nvsm(-[a-z0-9-]+)?\.service")
 """NVIDIA's DCGM and its exporter (packages datacenter-gpu-manager, dcgm-exporter), and NVSM of DGX
 systems. Not nvidia-persistenced: its end would turn off the mode of the other GPUs too."""
+_OPERAND = expression(r"[^/]+/nvidia-(dcgm|dcgm-exporter)(-dra)?-[a-z0-9]{5}")
+"""Pods of the operator's DaemonSets (assets/state-dcgm and state-dcgm-exporter in gpu-operator)."""
 
 
 def is_monitoring_service(unit: str) -> bool:
@@ -68,6 +70,8 @@ class DeviceUser(Value):
     @property
     def monitor(self) -> Monitor | None:
         """What it is, if it only watches GPUs."""
+        if self.pod:
+            return "gpu-operator" if _OPERAND.fullmatch(self.pod) else None
         return "services" if self.unit and is_monitoring_service(self.unit) else None
 
     def __str__(self) -> str:

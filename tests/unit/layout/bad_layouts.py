@@ -603,7 +603,8 @@ BAD = (
     Bad(
         "monitoring that does not exist",
         rules("{select: all, state: on-demand, stop: [service]}"),
-        f'5:48: {_RULE}: stop is "service"; did you mean services? use some of services',
+        f'5:48: {_RULE}: stop is "service"; did you mean services? '
+        "use some of services, gpu-operator",
     ),
     Bad(
         "a word for a truth",

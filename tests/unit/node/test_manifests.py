@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cel
 import helm_python
 import pytest
 from hypothesis import example, given
@@ -62,6 +63,10 @@ REQUESTS = {
     "binding conditions": (
         ManifestRequest(namespace="gpu", kubelet_root=K0S, dra=True, binding_conditions=True),
         {"kubeletRoot": str(K0S), "dra": True, "bindingConditions": True},
+    ),
+    "dra and the operator": (
+        ManifestRequest(namespace="gpu", dra=True, gpu_operator=True),
+        {"dra": True, "gpuOperator": True},
     ),
     "dra on k0s": (
         ManifestRequest(kubelet_root=K0S, dra=True, events=True, arguments=("--reset",)),
@@ -289,6 +294,28 @@ def test_the_agent_is_hardened_beyond_baseline() -> None:
     mounts = {mount["name"]: mount.get("readOnly", False) for mount in agent["volumeMounts"]}
     assert mounts == dict.fromkeys(READ_ONLY, True) | dict.fromkeys(WRITABLE, False)
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+@pytest.mark.parametrize(
+    ("new", "is_allowed"),
+    [
+        ({"nvidia.com/gpu.deploy.dcgm": "paused-for-vfiomgr", "zone": "a"}, True),
+        ({"nvidia.com/gpu.deploy.dcgm": "true", "zone": "b"}, False),
+        ({"nvidia.com/gpu.deploy.dcgm": "true"}, False),
+        ({"nvidia.com/gpu.deploy.dcgm": "true", "zone": "a", "other": "c"}, False),
+        ({"nvidia.com/gpu.deploy.dcgm": "true", "zone": "a", "nvidia.com/gpu.deploy.nvsm": "x"},
+         False),
+    ],
+)  # fmt: skip
+def test_the_agent_may_change_the_labels_of_the_operators_monitoring_only(
+    new: dict[str, str], *, is_allowed: bool
+) -> None:
+    request = ManifestRequest(dra=True, gpu_operator=True)
+    kind = "ValidatingAdmissionPolicy"
+    policy = named(plain(request))[kind, "vfiomgr-node-gpu-operator"]
+    *_, labels = policy["spec"]["validations"]
+    old = {"nvidia.com/gpu.deploy.dcgm": "true", "zone": "a"}
+    assert cel.evaluate(labels["expression"], {"variables": {"old": old, "new": new}}) is is_allowed
 
 
 def test_the_agent_gets_a_token_for_events_only_if_asked() -> None:
@@ -519,6 +546,7 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--node-selector a", "--node-selector 'a' is not a node label"),
         ("--image ''", "--image '' is not an image name"),
         ("--unit vfiomgr-node.service --alias a", "not an alias: 'a'"),
+        ("--stop-gpu-operator", "--stop-gpu-operator does nothing without --dra"),
         ("--layout a", "--layout does nothing without --with-layout"),
         ("--with-layout none.yaml", "cannot read the layout file none.yaml"),
         ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),

@@ -92,6 +92,12 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     help="With --dra: let the agent bind devices before it gets their pods; it watches pods.",
 )
 @click.option(
+    "--stop-gpu-operator",
+    "gpu_operator",
+    is_flag=True,
+    help="Let the agent stop the GPU Operator's monitoring during a bind (stop: gpu-operator).",
+)
+@click.option(
     "--with-layout",
     "file",
     metavar="FILE",
@@ -125,6 +131,7 @@ def manifests(
     events: bool,
     dra: bool,
     binding_conditions: bool,
+    gpu_operator: bool,
     file: str | None,
     name: str | None,
     unit: str | None,
@@ -146,6 +153,7 @@ def manifests(
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --events
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra --stop-gpu-operator
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
       vfiomgr node manifests --unit vfiomgr-node.service --dra
@@ -165,6 +173,8 @@ def manifests(
         else:
             print_text(RENDERERS[unit](_program(), arguments))
         return
+    if gpu_operator and not dra:
+        forbid_alone("--stop-gpu-operator", "--dra", "only the driver for claims binds devices")
     layout = _layout(file, name)
     wanted = ManifestRequest(
         image=IMAGE if image is None else image,
@@ -176,6 +186,7 @@ def manifests(
         events=events,
         dra=dra,
         binding_conditions=binding_conditions,
+        gpu_operator=gpu_operator,
         arguments=arguments,
     )
     if image is None:
@@ -193,7 +204,12 @@ _FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions")
 
 def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> None:
     """Reject options for objects where a unit is printed."""
-    options = {"file": "--with-layout", "name": "--layout", "selectors": "--node-selector"}
+    options = {
+        "file": "--with-layout",
+        "name": "--layout",
+        "selectors": "--node-selector",
+        "gpu_operator": "--stop-gpu-operator",
+    }
     for name in (
         "distribution",
         "kubelet_root",
@@ -203,6 +219,7 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "events",
         "dra",
         "binding_conditions",
+        "gpu_operator",
         "file",
         "name",
     ):

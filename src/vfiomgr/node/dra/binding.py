@@ -43,6 +43,8 @@ _OWN: frozenset[Override] = frozenset({"in-use"})
 """A claim that ends still has its device; whether a guest has it open is checked before."""
 _PATIENCE = 20.0
 """Seconds to wait for processes that have a device open; the kubelet waits for 45."""
+_LEAVING = 20.0
+"""More seconds for pods, which have 30 to end; the kubelet's next call joins the bind."""
 _AGAIN = 1.0
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest"})
 """The refusals that end without anybody's help if the processes do."""
@@ -222,7 +224,9 @@ class Binding:
         Monitoring does not end. When only that is left of the users of a `unit`, it is stopped if
         the layout permits it; some of it closes a device only while the kernel waits for it.
         """
-        end = self._clock() + self._patience
+        how = None if unit is None else unit.on_demand
+        is_leaving = how is not None and "gpu-operator" in how.stop
+        end = self._clock() + self._patience + (_LEAVING if is_leaving else 0)
         while True:
             try:
                 change()
@@ -246,6 +250,8 @@ class Binding:
     def _stop_monitors(self, seen: HostSnapshot, unit: NodeUnit) -> bool:
         """Stop the services that have a device open; False if the layout does not permit that.
 
+        Pods of NVIDIA's operator end by the agent, which can ask the API server.
+
         Raises:
             Refusal: another service depends on one.
             HostError: one did not stop.
@@ -254,12 +260,13 @@ class Binding:
         if unit.on_demand is None or not monitors_of(seen, unit) <= {*unit.on_demand.stop}:
             return False
         holders = (user for a in unit.addresses for user in seen.holders(seen.device(a)))
+        services = {user.unit for user in holders if user.unit and user.monitor == "services"}
         made = read_record(Bound, self._tree, file := _file(unit.addresses[0]))
-        if made is not None:
+        if made is not None and services:
             with hold(self._tree, [_SERVICES], self._host.on_note):
-                names = tuple(self._with_dependents({user.unit or "" for user in holders}))
-                services = tuple(dict.fromkeys((*made.services, *names)))
-                write_record(self._tree, file, replace(made, services=services, are_stopped=True))
+                names = tuple(self._with_dependents(services))
+                known = tuple(dict.fromkeys((*made.services, *names)))
+                write_record(self._tree, file, replace(made, services=known, are_stopped=True))
                 self._tree.call("systemctl", "stop", *names, limit=_SYSTEMCTL)
         return True
 

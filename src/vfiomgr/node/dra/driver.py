@@ -27,6 +27,7 @@ from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
 from vfiomgr.node.dra.model import DRIVER, MOST_TAINTS, Taint
 from vfiomgr.node.dra.nominated import Nominated
+from vfiomgr.node.dra.operands import Operands
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.dra.publisher import Publisher
@@ -93,6 +94,8 @@ class Driver:
         self._knows_pods = False
         """Whether they were made with the pods of the device plugin."""
         self._creating = Creating(tree.root)
+        self._api = Api(settings.server, settings.directory, metrics.count_failure)
+        self._operands = Operands(self._api, settings.node, tell, self._creating)
         # The kubelet's directory of the driver, which another root has at its usual place.
         own = HostPath(settings.kubelet_directory) / "plugins" / DRIVER
         self._preparing = Preparing(
@@ -105,11 +108,11 @@ class Driver:
             metadata=own if tree.is_machine else METADATA,
             require_answer=require_answer,
             measured=metrics.claim,
+            away=self._operands.away,
         )
         self._working = 0
         """How many claims are being prepared, perhaps with new vGPUs."""
         self._metrics = metrics
-        self._api = Api(settings.server, settings.directory, metrics.count_failure)
         self._changed = asyncio.Event()
         self._is_received = asyncio.Event()
         """Set by each report."""
@@ -172,6 +175,7 @@ class Driver:
             tasks.create_task(self._follow_claims())
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._nominated.run())
+            tasks.create_task(self._operands.run())
             tasks.create_task(self._tend())
 
     async def close(self) -> None:

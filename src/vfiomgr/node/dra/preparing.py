@@ -39,7 +39,7 @@ from vfiomgr.pci.model import pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
@@ -65,7 +65,8 @@ class Preparing:
     `quarantine` is called with a unit that could not be reset and the cause, and `note` with a
     faultless unit that was not reset. `metadata` is the kubelet's directory of the driver, for the
     files that describe devices to containers. `require_answer` raises an error if a unit, which may
-    be suspended, does not answer. `measured` is a context in which a device is bound or returned.
+    be suspended, does not answer. `measured` is a context in which a device is bound or returned,
+    and during `away` the pods of NVIDIA's operator are not on the node.
 
     A record that cannot be read may be of a running pod, which has any of the devices: until its
     file is gone, no claim gets new devices, and nothing of its own claim is removed.
@@ -83,6 +84,7 @@ class Preparing:
         require_answer: Callable[[tuple[str, ...]], Awaitable[None]],
         metadata: HostPath = METADATA,
         measured: Measured = lambda _: nullcontext(),
+        away: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._tree = tree
         self._device = device
@@ -93,6 +95,7 @@ class Preparing:
         self._metadata = metadata
         self._require_answer = require_answer
         self._measured = measured
+        self._away = away
         self._boot = tree.read(BOOT_ID) or ""
         found = read_records(tree)
         self._records = {uid: r for uid, r in found.items() if isinstance(r, PreparedClaim)}
@@ -328,16 +331,19 @@ class Preparing:
             unit = await self._creating.create(target.parent, target.type, owner)
         elif target.on_demand is not None:
             with self._measured("bind"):
-                seconds = max(_LEAST, end - time.monotonic())
                 place = (device.pool, device.device)
                 self.refused.discard(place)
-                try:
-                    unit = await self._creating.bind(target.unit, target.on_demand, owner, seconds)
-                except StillRunning:
-                    raise
-                except VfiomgrError:
-                    self.refused.add(place)
-                    raise
+                async with self._away() if self._needs_away(target) else nullcontext():
+                    seconds = max(_LEAST, end - time.monotonic())
+                    try:
+                        unit = await self._creating.bind(
+                            target.unit, target.on_demand, owner, seconds
+                        )
+                    except StillRunning:
+                        raise
+                    except VfiomgrError:
+                        self.refused.add(place)
+                        raise
         else:
             found = self._unit(target.unit)
             if found is None:
@@ -353,6 +359,12 @@ class Preparing:
         )
         nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
         return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names, access=unit.access)
+
+    def _needs_away(self, target: Target) -> bool:
+        """Whether a device is still to be bound, and the layout permits to stop the operator."""
+        known, how = self._unit(target.unit), target.on_demand
+        is_bound = known is not None and bool(known.nodes)
+        return how is not None and "gpu-operator" in how.stop and not is_bound
 
     def _nodes(self, unit: NodeUnit, parameters: Parameters) -> Iterator[str]:
         """The nodes of a unit in one form: with both, a guest could get the device twice."""
