@@ -242,10 +242,41 @@ def test_without_conmon_each_handler_of_cri_o_needs_its_path(  # noqa: PLR0913, 
     crun = f'{table}.crun]\nruntime_path = "/usr/bin/crun"\nmonitor_path = "{sibling}"\n'
     node.write("etc/crio/crio.conf", CRIO.format(shim="/x") + crun)
     node.write("etc/crio/crio.conf.d/99-nvidia.conf", f"{table}.nvidia]\n{own}\n")
+    assert "crio-no-monitor" not in ids(explain()[1])  # CRI-O ignores it without its program
+    node.write("usr/bin/nvidia", "")
     found = [each for each in breaks(explain()[1]) if each["id"] == "crio-no-monitor"]
     assert len(found) == is_broken
     for each in found:
         assert f'monitor_path = "{sibling}" in {table}.nvidia]' in str(each)
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "is_broken"),
+    [
+        ('runtime_path = "/usr/bin/crun"', "", True),
+        ('runtime_path = "/opt/none"', "", False),
+        ('runtime_path = "/opt/none"', "nvidia", True),
+        ("inherit_default_runtime = true", "kata", False),
+        ("inherit_default_runtime = true", "crun", True),
+    ],
+)
+def test_a_handler_of_cri_o_that_inherits_or_is_ignored_needs_no_conmon(
+    node: KataNode,
+    explain: Callable[..., tuple[int, Any]],
+    own: str,
+    default: str,
+    is_broken: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    (node.root / CONTAINERD).unlink()
+    for program in ("crio", "crun"):
+        node.write(f"usr/bin/{program}", "")
+    table = "[crio.runtime.runtimes"
+    crun = f'{table}.crun]\nruntime_path = "/usr/bin/crun"\nmonitor_path = "/opt/conmon"\n'
+    kata = f'{table}.kata]\nruntime_path = "/usr/bin/crun"\nruntime_type = "vm"\n'
+    chosen = f'[crio.runtime]\ndefault_runtime = "{default}"\n'
+    node.write("etc/crio/crio.conf", f"{chosen}{crun}{kata}{table}.nvidia]\n{own}\n")
+    found = [each for each in breaks(explain()[1]) if each["id"] == "crio-no-monitor"]
+    assert len(found) == is_broken
 
 
 def test_one_conmon_for_all_handlers_of_cri_o_is_enough(

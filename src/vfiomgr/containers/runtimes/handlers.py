@@ -123,6 +123,8 @@ class HandlerFacts(Value):
     """Those of files in usual directories that no release reads without an import."""
     lacks_conmon: bool = False
     """Whether no usual directory has the conmon that CRI-O needs."""
+    without_program: frozenset[str] = frozenset()
+    """The handlers of CRI-O whose program was not found: it ignores them, except the default."""
 
     @property
     def is_known(self) -> bool:
@@ -240,6 +242,10 @@ def read_containerd(
     )
 
 
+_INHERITED = ("runtime_path", "runtime_type", "runtime_config_path")
+"""What inherit_default_runtime takes from the default (ValidateRuntimes in pkg/config)."""
+
+
 def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
     """The definitions of crio.conf and the files of crio.conf.d, in order; the last one wins."""
     read, unreadable = _parsed(files)
@@ -250,6 +256,12 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
             if isinstance(entry, dict):
                 own = {"monitor_path": conmon} if conmon else {}
                 merged[name] = {**entry, **own, "": (source, ())}
+    default = _last(_text(_table(doc, _CRIO[:-1]), "default_runtime") for _, doc in read)
+    inherited = {key: merged.get(default, {}).get(key, "") for key in _INHERITED}
+    inherited["runtime_path"] = inherited["runtime_path"] or default
+    for entry in merged.values():
+        if default and entry.get("inherit_default_runtime") is True:
+            entry.update(inherited)
     return HandlerFacts(
         cri="crio",
         files=tuple(source for source, _ in read),
@@ -258,7 +270,7 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
             for name, entry in merged.items()
         ),
         unreadable=tuple(unreadable),
-        default=_last(_text(_table(doc, _CRIO[:-1]), "default_runtime") for _, doc in read),
+        default=default,
     )
 
 

@@ -175,9 +175,15 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
         files = [(crio, tree.read_text(crio))]
         found = [(path, text) for path, text in files if text is not None]
         has_conmon = any(tree.exists(place / "conmon") for place in _SHIM_DIRECTORIES)
+        facts = handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)])
         return replace(
-            handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)]),
+            facts,
             lacks_conmon=not has_conmon and bool(tree.children(_SHIM_DIRECTORIES[-1])),
+            without_program=frozenset(
+                each.name
+                for each in facts.handlers
+                if not any(map(tree.resolve, _places(each.runtime_path or each.name)))
+            ),
         )
     beside = tuple(texts_below(tree, CONTAINERD_DROP_INS, "*.toml"))
     programs = reversed(_CONTAINERDS) if tree.exists(_RANCHER_SOCKET) else _CONTAINERDS

@@ -578,11 +578,14 @@ def _no_type(context: PodContext, entry: HandlerEntry) -> Iterator[Diagnostic]:
 def _no_monitor(_context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
     """A handler without the conmon that the others have: CRI-O checks those of type oci.
 
-    ValidateConmonPath in pkg/config/config.go, 1.27 to 1.36.
+    It first ignores handlers without their program, except the default (ValidateRuntimes,
+    ValidateConmonPath in pkg/config/config.go, 1.27 to 1.36).
     """
     other = next((entry for entry in facts.handlers if entry.monitor_path), None)
     for entry in facts.handlers if other is not None and facts.lacks_conmon else ():
-        if other is None or entry.monitor_path or entry.runtime_type not in ("", "oci"):
+        is_ignored = entry.name in facts.without_program and entry.name != facts.default
+        is_checked = entry.runtime_type in ("", "oci") and not is_ignored
+        if other is None or entry.monitor_path or not is_checked:
             continue
         yield chain_break(
             "crio-no-monitor",
