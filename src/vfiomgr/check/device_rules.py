@@ -321,12 +321,15 @@ def without_node(host: HostSnapshot) -> Iterator[Diagnostic]:
 def i915_vfs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report i915-sriov-dkms with parameters that leave the GPU without virtual functions."""
     given = facts.module("i915").parameters or {}
-    line, names = host.kernel.command_line, ("enable_guc", "max_vfs")
-    set_ones = [one for name in names for one in facts.parameter(line, "i915", name)]
-    files = [one.place for one in set_ones if not (one.ignored or one.place.startswith("/proc/"))]
+    line = host.kernel.command_line
+    refusing = [name for name in ("enable_guc", "max_vfs") if given.get(name) == "0"]
+    ones = [one for name in refusing for one in facts.parameter(line, "i915", name)]
+    in_force = [one for one in ones if not one.ignored]
+    files = [one.place for one in in_force if not one.place.startswith("/proc/")]
+    is_set = len(in_force) == len(refusing) and all(one.value != "0" for one in in_force)
     for device in host.devices:
         is_able = device.driver == "i915" and device.sriov_totalvfs and not device.sriov_numvfs
-        if not is_able or (given.get("max_vfs") != "0" and given.get("enable_guc") != "0"):
+        if not is_able or not refusing:
             continue
         if "max_vfs" in given:
             yield finding(
@@ -336,7 +339,7 @@ def i915_vfs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
                 (*(f"/sys/module/i915/parameters/{n}: {given[n]}" for n in given), *files),
                 "i915 with SR-IOV creates none with max_vfs=0, or without GuC (enable_guc=3)",
                 f"{rebuild_initramfs(host)}, which may have the files without them, and reboot"
-                if files
+                if files and is_set
                 else i915_words(host, device),
             )
 

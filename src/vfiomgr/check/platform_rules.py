@@ -17,6 +17,7 @@ from vfiomgr.paths import (
     PCI_DRIVERS,
     VFIO_CDEVS,
 )
+from vfiomgr.pci.drivers import is_variant_module
 from vfiomgr.snapshot.hardware import command_line_words, pcie_without_iommu
 from vfiomgr.units import counted
 
@@ -269,7 +270,7 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
                 f"remove {word} from the kernel command line{command_line(host)}; bind at boot by "
                 "address: vfiomgr bind ADDRESS --persist --update-initramfs",
             )
-        if name.replace("-", "_") in exact:
+        if name.replace("-", "_") in exact or is_variant_module(_module_of(name)):
             continue
         for one in get_close_matches(_SEPARATORS.sub("", name), plain, 1, _CLOSE):
             known = plain[one]
@@ -282,6 +283,10 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
                 f"write {known}{sign}{value} for {word} on the kernel command line"
                 f"{command_line(host)}, and reboot",
             )
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.partition(".")[0].replace("-", "_")
 
 
 def not_in_force(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:

@@ -184,6 +184,10 @@ def test_what_is_only_similar_is_not_taken_for_a_message(line: str, names: list[
     ("text", "names"),
     [
         ("memory cgroup out of memory: Killed process 1 (kvm)", ["guest-killed-by-limit"]),
+        ("error code 43 of NVIDIA", ["windows-code-43"]),
+        ("npm ERR! code 43", []),
+        ("npm error code 43", []),
+        ("Process exited with code 43", []),
         ("Xid 79", ["gpu-lost"]),
         ("xid: 31", ["xid-program"]),
         ("what does Xid error 119 mean", ["xid-gpu"]),
