@@ -852,3 +852,26 @@ def test_a_handler_of_a_file_that_is_not_imported_is_found(
     found = run("--root", str(node.root), "check", "pod", str(node.pod)).stdout
     assert (f"/{place}/kata-deploy.toml defines handler kata-vfio, but imports" in found) == is_lost
     assert ("nvidia-ctk" in found) is False
+
+
+@pytest.mark.parametrize(
+    ("resource", "driver", "is_found"),
+    [
+        ("nvidia.com/gpu", "nvidia", True),
+        ("nvidia.com/mig-1g.10gb", "nvidia", True),
+        ("nvidia.com/pgpu", "nvidia", False),
+        ("nvidia.com/gpu", "vfio-pci", False),
+        ("amd.com/gpu", "nvidia", False),
+    ],
+)
+def test_a_resource_of_the_host_driver_has_no_device_for_a_guest(
+    explain: Callable[..., Answer], node: KataNode, resource: str, driver: str, *, is_found: bool
+) -> None:
+    node.add_gpu(1, driver=driver)
+    node.change(node.pod, "nvidia.com/pgpu: 1", f"{resource}: 1")
+    found = [
+        one
+        for one in breaks(document(explain("--format", "json")))
+        if one["id"] == "kata-host-resource"
+    ]
+    assert [is_certain(one) for one in found] == [True] * is_found

@@ -92,6 +92,25 @@ def test_a_cgroup_of_the_sandbox_may_lack_the_group_in_early_releases(
     assert [f.severity for f in found] == ["warning"] * is_found
 
 
+@pytest.mark.parametrize(
+    ("version", "machine", "is_on_root_bus", "is_found"),
+    [
+        ("1.12.0", "q35", True, True),
+        ("2.2.3", "q35", True, True),
+        ("2.3.0", "q35", True, False),
+        ("1.12.0", "q35", False, False),
+        ("1.12.0", "pc", True, False),
+    ],
+)
+def test_a_device_may_be_lost_that_is_plugged_while_the_kernel_of_the_guest_boots(
+    *, version: str, machine: str, is_on_root_bus: bool, is_found: bool
+) -> None:
+    table = {"machine_type": machine, "hotplug_vfio_on_root_bus": is_on_root_bus}
+    read = replace(settings("qemu"), document={"hypervisor": {"qemu": table}})
+    found = list(configured_faults(KataRelease(Version.parse(version), "go"), read))
+    assert [f.rule for f in found] == ["kata-early-hotplug"] * is_found
+
+
 @pytest.mark.parametrize(("version", "is_found"), [("1.10.0", True), ("1.10.3", False)])
 def test_early_releases_give_containers_the_node_of_the_host(
     *, version: str, is_found: bool

@@ -575,6 +575,7 @@ RULES: RuleSet[PodContext] = register(
                 "kata-hypervisor",
                 "kata-sandbox-cgroup",
                 "vfio-node-in-container",
+                "kata-early-hotplug",
             ),
             reading(
                 SETTINGS, releases.of_devices, "kata-hypervisor-devices", "kata-address-spaces"

@@ -363,6 +363,7 @@ RULES: RuleSet[GuestContext] = register(
                 "kata-hypervisor",
                 "kata-sandbox-cgroup",
                 "vfio-node-in-container",
+                "kata-early-hotplug",
                 "kata-hypervisor-devices",
                 "kata-address-spaces",
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import finding
-from vfiomgr.kata.explain.context import chain_break
+from vfiomgr.kata.explain.context import ON_ROOT_BUS, Q35, chain_break
 from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT
 from vfiomgr.kata.model import OLDEST, KataRelease
 from vfiomgr.units import Version, counted, size
@@ -46,6 +46,9 @@ _DROPS_DEVICES = (Version(3, 14), Version(3, 17))
 _SMALL_PORTS = (Version(2, 3), Version(2, 5))
 """ACPI hot plug of QEMU 6.1 or later, before root ports reserve addresses (e7e7dc9dfe)."""
 _PORT_WINDOW = 32 << 20
+_ACPI_HOT_PLUG = Version(2, 3)
+"""Before, pciehp of a guest kernel 5.x may lose a device that is plugged while it boots
+(kata-containers/runtime#2890 and #3091, kata-containers#1147); from here on ACPI plugs them."""
 NETWORKS, _SRIOV = "k8s.v1.cni.cncf.io/networks", "PCIDEVICE_"
 
 
@@ -84,6 +87,20 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
             (f"{settings.path}: sandbox_cgroup_only = true",),
             "QEMU may not open /dev/vfio/GROUP (Operation not permitted)",
             f"use Kata {_CGROUP_WITH_DEVICES} or a later Kata, or set sandbox_cgroup_only = false",
+            subject=settings.path,
+        )
+    is_on_root_bus = settings.value("hypervisor.qemu", ON_ROOT_BUS) is True
+    if is_on_root_bus and settings.machine_type == Q35 and release.version < _ACPI_HOT_PLUG:
+        yield finding(
+            "kata-early-hotplug",
+            "warning",
+            f"{release} hot-plugs devices into a root port while the guest's kernel still boots",
+            (f"{settings.path}: {ON_ROOT_BUS} = true, machine_type = {Q35}",),
+            "pciehp of guest kernels 5.x may take that for an unplug: the device disappears again "
+            "at once (DEVICE_DELETED), or is not usable in the container",
+            f"use Kata {_ACPI_HOT_PLUG} or a later Kata (hot plug by ACPI)",
+            "use a guest kernel 4.19",
+            f"for devices with small BARs set {ON_ROOT_BUS} = false (a bridge with SHPC)",
             subject=settings.path,
         )
 

@@ -465,6 +465,48 @@ def _unresolvable(context: PodContext) -> Iterator[Diagnostic]:
         )
 
 
+_NVIDIA = "10de"
+_HOST_RESOURCES = {
+    "nvidia.com/gpu": _NVIDIA,
+    "nvidia.com/mig-": _NVIDIA,
+    "amd.com/gpu": "1002",
+    "gpu.intel.com/i915": "8086",
+    "gpu.intel.com/xe": "8086",
+    "habana.ai/gaudi": "1da3",
+}
+"""How resources of the device plugins for host drivers begin, and the vendor of their devices."""
+
+
+def _of_host_driver(context: PodContext) -> Iterator[Diagnostic]:
+    """A resource of devices that the host uses: the plugin has no VFIO node for the guest.
+
+    Nothing is known where a device of the vendor is on VFIO: a plugin may offer it by this name.
+    """
+    for name, _ in context.pod.resources:
+        vendor = next((v for start, v in _HOST_RESOURCES.items() if name.startswith(start)), "")
+        alike = [
+            device
+            for device in context.host.devices
+            if device.vendor_id == vendor and device.is_graphics_or_accelerator
+        ]
+        own = [device for device in alike if device.driver]
+        if not own or any(device.is_for_guests for device in alike):
+            continue
+        plugin = (
+            ", or nvidia.com/pgpu of NVIDIA's sandbox-device-plugin" if vendor == _NVIDIA else ""
+        )
+        yield chain_break(
+            "kata-host-resource",
+            name,
+            f"{name} is the resource of a device plugin for the driver {own[0].driver}: it gives "
+            "the container nodes of the host, and no VFIO device that Kata could pass to its guest",
+            f"bind the device to vfio-pci (vfiomgr bind {own[0].address}) and request a resource "
+            f"of VFIO devices: {_OWN}/NAME of vfiomgr's node agent{plugin}",
+            "run the pod without Kata",
+            evidence=tuple(f"{device} is on {device.driver}" for device in own[:_NOTES]),
+        )
+
+
 def _twice(context: PodContext) -> Iterator[Diagnostic]:
     if context.channel == "kubelet" and context.pod.cdi_names:
         yield chain_break(
@@ -564,6 +606,7 @@ RULES: RuleSet[PodContext] = register(
                 "kata-devices-unnamed",
             ),
             rule(_unresolvable, "kata-foreign-resource"),
+            rule(_of_host_driver, "kata-host-resource"),
             rule(_twice, "kata-named-twice"),
         ),
     )
