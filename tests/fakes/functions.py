@@ -310,6 +310,7 @@ def _attributes(function: PciFunction) -> dict[str, str]:
         texts["boot_vga"] = str(int(function.boot_vga))
     if function.total_vfs:
         texts["sriov_totalvfs"] = str(function.total_vfs)
+        texts["ari_enabled"] = "1"
         texts["sriov_offset"] = str(function.vf_offset)
         texts["sriov_stride"] = str(function.vf_stride)
         texts["sriov_vf_device"] = function.vf_device

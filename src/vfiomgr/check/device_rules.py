@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.check.driver_rules import gpus, of_containers
 from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.documents.text import parse_toml
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE, VENDOR_RESET_GPUS
@@ -33,7 +36,10 @@ _PAGE = "https://github.com/gnif/vendor-reset"
 _OOPS_AT_UNBIND = frozenset({"7550"})
 """Navi 48: Radeon RX 9070 and 9070 XT."""
 _OOPS_SOURCE = "https://github.com/CachyOS/linux-cachyos/issues/1023"
+_ARI_SOURCE = "https://github.com/GPUOpen-LibrariesAndSDKs/MxGPU-Virtualization/issues/18"
 _DEVICES = "/sys/bus/pci/devices"
+_SMALL_BAR = 256 << 20
+"""BAR 0 of a graphics card without Resizable BAR."""
 
 
 def _is_amd(device: PciDevice) -> bool:
@@ -41,13 +47,16 @@ def _is_amd(device: PciDevice) -> bool:
     return is_gpu and device.physical_function is None
 
 
-def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
+def _assignable(host: HostSnapshot) -> Iterator[PciDevice]:
     """GPUs that could be assigned; the console's display on a host driver is excluded."""
-    return [
-        d
-        for d in host.devices
-        if _is_amd(d) and d.device_id in ids and (d.is_on_vfio or not d.is_boot_display)
-    ]
+    for device in host.devices:
+        is_whole = device.is_graphics_or_accelerator and device.physical_function is None
+        if is_whole and (device.is_on_vfio or not device.is_boot_display):
+            yield device
+
+
+def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
+    return [d for d in _assignable(host) if d.vendor_id == _AMD and d.device_id in ids]
 
 
 def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
@@ -132,6 +141,51 @@ def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic
             "use managed='no' in the guest",
             bind_remedy(f"vfiomgr bind --persist {names}", devices, persist=True, joint=", and: "),
         )
+
+
+def gim_without_ari(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GPUs of which AMD's GIM cannot create virtual functions."""
+    for device in host.devices:
+        for found in guards.gim_without_ari(host, device):
+            yield finding(
+                found.rule,
+                "warning",
+                found.summary,
+                (f"{_DEVICES}/{device.address}/ari_enabled: 0", f"{_ARI_SOURCE} reports it"),
+                "without ARI the host does not find the virtual functions on their bus",
+                *found.remedies,
+                subject=device,
+            )
+
+
+@cache
+def _faults() -> tuple[dict[str, Any], ...]:
+    text = (files(__package__) / "gpu_faults.toml").read_text(encoding="utf-8")
+    return tuple(parse_toml(text).values())
+
+
+def reported_faults(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
+    """Report GPUs of models with a fault that was reported in public."""
+    for fault in _faults():
+        devices = [
+            d
+            for d in _assignable(host)
+            if _ids(d) in fault["ids"]
+            and (not fault.get("large_bar") or any(bar.size > _SMALL_BAR for bar in d.bars))
+        ]
+        cold = [d for d in devices if fault.get("d3cold") and d.d3cold_allowed]
+        command = f"vfiomgr bind {' '.join(str(d.address) for d in cold)} --no-d3cold"
+        without = bind_remedy(f"bind it with: {command}", cold, no_d3cold=True, joint="; ")
+        if devices:
+            yield finding(
+                "gpu-fault",
+                fault.get("severity", "warning"),
+                fault["fault"],
+                (*(f"{d}, {_ids(d)}" for d in devices), f"{fault['source']} reports it"),
+                fault["why"],
+                fault["remedy"],
+                *((without,) if cold else ()),
+            )
 
 
 def _ids(device: PciDevice) -> str:
@@ -405,10 +459,6 @@ def address_width(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         f"(libvirt 9.3), or -cpu host,host-phys-bits-limit={narrow}; vfiomgr libvirt domain and "
         "qemu args do",
     )
-
-
-_SMALL_BAR = 256 << 20
-"""BAR 0 of a graphics card without Resizable BAR."""
 
 
 def resizable_bar(host: HostSnapshot) -> Iterator[Diagnostic]:

@@ -95,6 +95,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(driver_rules.relaxed_regions, "relaxed-region"),
             rule(device_rules.fabric, "fabric-manager"),
             rule(device_rules.gvt_g, "gvt-g"),
+            rule(device_rules.gim_without_ari, "gim-without-ari"),
             rule(device_rules.without_node, "numa-unknown"),
             rule(device_rules.resizable_bar, "resizable-bar"),
             reading(
@@ -122,6 +123,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, device_rules.reset_trouble, "amd-reset"),
             reading(_READINESS, device_rules.lost_by_reset, "amd-lost-by-reset"),
             reading(_READINESS, device_rules.oops_at_unbind, "amd-unbind"),
+            reading(_READINESS, device_rules.reported_faults, "gpu-fault"),
             reading(_READINESS, device_rules.firmware_framebuffer, "firmware-framebuffer"),
             reading(_READINESS, driver_rules.host_drivers, "host-driver"),
             reading(_READINESS, platform_rules.iommufd, "iommufd"),

@@ -60,6 +60,23 @@ def is_for_gim(host: HostSnapshot, device: PciDevice) -> bool:
     return device.driver == GIM or is_free
 
 
+def gim_without_ari(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse virtual functions of GIM that are addressed beyond the bridge's reach.
+
+    GIM fails with "Fail to enable sriov, status = fffffffb" (GPUOpen-LibrariesAndSDKs/
+    MxGPU-Virtualization#18); `ari_enabled` is that of the bridge (drivers/pci/pci-sysfs.c).
+    """
+    has_none = bool(device.sriov_totalvfs) and not device.sriov_numvfs
+    if has_none and device.ari_enabled is False and is_for_gim(host, device):
+        yield blocker(
+            "gim-without-ari",
+            device,
+            f"GIM cannot create virtual functions of {device}: ARI is off on the port above it",
+            "enable ARI forwarding in the firmware setup; if there is no such setting, update the "
+            "firmware or use another slot",
+        )
+
+
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse bridges, which cannot be assigned (vfio_pci_core_register_device)."""
     if device.is_bridge:

@@ -223,7 +223,7 @@ def read_device(
     locked = locked or Locked(*map(found.read, _UNDER_LOCK))
     driver = found.link_name("driver")
     cdev = next(iter(found.children("vfio-dev")), None)
-    node = found.number("numa_node")
+    node, totalvfs = found.number("numa_node"), found.number("sriov_totalvfs")
     runtime_status = found.read_below("power", "runtime_status") or None
     above, is_asleep = bridge_path(tree, directory), runtime_status == _ASLEEP
     is_read = locked.stuck is None and (not is_asleep or _is_readable(tree, directory, above))
@@ -251,7 +251,7 @@ def read_device(
         stuck=locked.stuck,
         physical_function=functions.physical(name),
         virtual_functions=functions.virtual(name),
-        sriov_totalvfs=found.number("sriov_totalvfs"),
+        sriov_totalvfs=totalvfs,
         sriov_numvfs=number_in(locked.sriov_numvfs),
         sriov_drivers_autoprobe=found.flag("sriov_drivers_autoprobe"),
         sriov_offset=found.number("sriov_offset"),
@@ -265,6 +265,7 @@ def read_device(
         header_type=header_type(config),
         is_responsive=is_alive(config),
         bars=tuple(bars_of(found, resources, is_asleep=is_asleep or locked.stuck is not None)),
+        ari_enabled=found.flag("ari_enabled") if totalvfs else None,
         unassigned_vf_bars=tuple(unassigned_vf_bars(resources)),
         vram=found.number("mem_info_vram_total"),
         tsm=security_of(found),

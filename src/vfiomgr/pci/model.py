@@ -358,6 +358,8 @@ class PciDevice(Value):
     """The distance between the routing IDs of its virtual functions."""
     sriov_vf_total_msix: int | None = None
     """The MSI-X vectors for all its virtual functions; 0 if its driver cannot set their number."""
+    ari_enabled: bool | None = None
+    """Whether the bridge above it forwards the addresses of many virtual functions (ARI)."""
     unassigned_vf_bars: tuple[int, ...] = ()
     """The BARs of its virtual functions for which the kernel found no addresses."""
     tsm: DeviceSecurity | None = None

@@ -396,6 +396,8 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             "enable SR-IOV and above-4G decoding in the firmware setup",
             kernel_option("pci=realloc", host.kernel.words, then=" and reboot"),
         )
+    elif count and (refused := list(guards.gim_without_ari(host, device))):
+        yield from refused
     elif device.driver == guards.GIM and count != device.sriov_numvfs:
         yield capacity.fixed_at_load(device, "creates virtual functions")
     elif makes_by_program(host, device) and count not in (

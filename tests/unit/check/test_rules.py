@@ -1094,6 +1094,61 @@ def test_amd_cards_with_known_reset_trouble(gpu: PciDevice, rule: str | None) ->
         assert severity(there, "weak-reset") is None
 
 
+BAR = Bar(2, 0x4000000000, 32 << 30, is_memory=True, is_64bit=True, is_prefetchable=True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "number", "changes", "level"),
+    [
+        ("10de", "2b85", {}, "warning"),
+        ("10de", "2bb5", {"class_code": "030200"}, "warning"),
+        ("10de", "2c05", {}, "info"),
+        ("10de", "2684", {}, None),
+        ("1002", "2b85", {}, None),
+        ("10de", "2b85", {"is_boot_display": True}, None),
+        ("10de", "2b85", {"class_code": "040300"}, None),
+        ("10de", "2bb5", {"physical_function": PciAddress.parse("0000:05:00.0")}, None),
+        ("8086", "e211", {"bars": (BAR,)}, "warning"),
+        ("8086", "e211", {"bars": (replace(BAR, size=256 << 20),)}, None),
+    ],
+)
+def test_gpus_with_faults_of_public_reports(
+    vendor: str, number: str, changes: dict[str, Any], level: str | None
+) -> None:
+    gpu = amd(number, vendor_id=vendor, **changes)
+    there = host(gpu, readiness=facts())
+    assert severity(there, "gpu-fault") == level
+    if level:
+        finding = found(there, "gpu-fault")
+        assert finding is not None
+        assert finding.evidence[0].endswith(f"{vendor}:{number}")
+        assert "https://" in finding.evidence[-1]
+
+
+def test_a_gpu_that_may_stay_in_d3cold_is_kept_out_of_it() -> None:
+    gpu = amd("2b85", vendor_id="10de", driver=None, d3cold_allowed=True)
+    finding = found(host(gpu, readiness=facts()), "gpu-fault")
+    assert finding is not None
+    assert "vfiomgr bind 0000:0a:00.0 --no-d3cold" in finding.remedy
+    finding = found(host(replace(gpu, d3cold_allowed=False), readiness=facts()), "gpu-fault")
+    assert finding is not None
+    assert "--no-d3cold" not in finding.remedy
+
+
+def test_gim_needs_ari_on_the_port_above() -> None:
+    gpu = amd("74a1", driver="gim", sriov_totalvfs=8, sriov_numvfs=0, ari_enabled=False)
+    finding = found(host(gpu, readiness=facts()), "gim-without-ari")
+    assert finding is not None
+    assert finding.evidence[0] == "/sys/bus/pci/devices/0000:0a:00.0/ari_enabled: 0"
+    for works in (
+        replace(gpu, ari_enabled=True),
+        replace(gpu, ari_enabled=None),
+        replace(gpu, sriov_numvfs=8),
+        replace(gpu, driver="amdgpu"),
+    ):
+        assert severity(host(works, readiness=facts()), "gim-without-ari") is None
+
+
 def test_the_remedy_of_an_amd_reset_fits_the_kernel() -> None:
     gpu, place = amd("731f"), "/sys/bus/pci/devices/0000:0a:00.0/reset_method"
     told = f"echo device_specific | tee {place}"

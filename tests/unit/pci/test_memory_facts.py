@@ -62,6 +62,12 @@ def test_the_memory_that_amdgpu_reports_is_read(tmp_path: Path) -> None:
     assert told.vram == 17163091968
 
 
+def test_ari_is_read_of_functions_with_sriov(tmp_path: Path) -> None:
+    assert device(tmp_path / "a", f"{PLACE}/ari_enabled: 0").ari_enabled is None
+    with_sriov = f"{PLACE}/sriov_totalvfs: 8\n{PLACE}/ari_enabled: 0"
+    assert device(tmp_path / "b", with_sriov).ari_enabled is False
+
+
 def test_bars_without_an_address_are_read(tmp_path: Path) -> None:
     empty = "\n".join([" ".join(["0x" + "0" * 16] * 3)] * 3)
     lines = f"""0x00000000f6000000 0x00000000f6ffffff 0x0000000000040200

@@ -266,6 +266,14 @@ def test_drivers_without_sriov_are_refused_with_the_one_that_has_it(
     assert maker in (refusal.hint or "")
 
 
+@pytest.mark.parametrize(("has_ari", "rule"), [(False, "gim-without-ari"), (True, "fixed-at-load")])
+def test_gim_without_ari_creates_none(*, has_ari: bool, rule: str) -> None:
+    gpu = replace(IGPU, vendor_id="1002", device_id="74a1", driver="gim", ari_enabled=has_ari)
+    refusal = refused(gpu)
+    assert refusal is not None
+    assert [found.rule for found in refusal.diagnostics] == [rule]
+
+
 @pytest.mark.parametrize(
     ("vendor", "device", "total"),
     [("8086", "4e61", None), ("8086", "3e92", None), ("8086", "8a52", 0), ("10de", "1eb8", 16)],
