@@ -37,7 +37,7 @@ class Cluster:
         self.server = ApiServer(place)
         self.server.put("nodes", {"metadata": {"name": NODE, "uid": "uid-of-node"}})
         self.directory = place / "d"
-        self.directory.mkdir()
+        self.directory.mkdir(exist_ok=True)
         self.server.rights = rights()
         self.plugins = Kubelet(self.directory, dial=dial)
         self.plugins.claims = self._claimed

@@ -44,6 +44,7 @@ layouts:
       - select: {{address: "{}"}}
         state: on-demand
 """
+_SECONDS = 300.0
 _PROBE = """
 cd /dev
 for node in vfio/[0-9]*; do (: <>$node) && echo "opened $node"; done
@@ -85,7 +86,7 @@ def _block(address: str) -> Path:
     return nodes()[0]
 
 
-def _content(address: str) -> bytes:
+def content(address: str) -> bytes:
     with _block(address).open("rb") as file:
         return file.read(len(_MARK))
 
@@ -101,7 +102,7 @@ def _run(*command: object, must_work: bool = True) -> None:
     subprocess.run(tuple(map(str, command)), check=must_work, stdin=subprocess.DEVNULL)
 
 
-def _name(address: str) -> str:
+def name_of(address: str) -> str:
     return "pci-" + address.replace(":", "-").replace(".", "-")
 
 
@@ -131,12 +132,22 @@ async def _refused_at_first(node: Node, word: str) -> AsyncIterator[None]:
     except BaseException:
         task.cancel()
         raise
-    await _in_time(task)
+    await in_time(task)
 
 
-async def _in_time(story: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(300):
-        return await story
+def _log() -> str:
+    return subprocess.check_output(("dmesg",), text=True)[-8000:]
+
+
+async def in_time(story: Awaitable[Any], node: Node | None = None) -> Any:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await story
+    except TimeoutError as error:
+        if node is not None:
+            error.add_note("\n".join(node.claims.failures))
+            error.add_note(await asyncio.to_thread(_log))
+        raise
 
 
 def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: Path) -> None:
@@ -149,9 +160,9 @@ def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: 
             (found,) = document("node", "status")["on_demand"]
             assert (found["id"], found["healthy"]) == (disk, True)
             slices = _of_node(node)
-            node.allocate(_name(disk))
+            node.allocate(name_of(disk))
             begun, spent = time.monotonic(), sum(map(_spent, _family(node.agent.pid)))
-            (device,) = await _in_time(node.prepare())
+            (device,) = await in_time(node.prepare())
             spent = sum(map(_spent, _family(node.agent.pid))) - spent
             told.append(f"prepared in {time.monotonic() - begun:.2f} s ({spent:.2f} s processor)")
             assert driver(disk) == "vfio-pci"
@@ -165,10 +176,10 @@ def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: 
             assert (status, output.split()) == (0, ["opened", f"vfio/{_group(disk)}"])
 
             begun = time.monotonic()
-            await _in_time(node.unprepare())
+            await in_time(node.unprepare())
             told.append(f"returned in {time.monotonic() - begun:.2f} s")
             assert driver(disk) == "nvme"
-            assert _content(disk) == _MARK
+            assert content(disk) == _MARK
             assert _of_node(node) == slices
 
     asyncio.run(story())
@@ -184,7 +195,7 @@ def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
             mounted.mkdir()
             _run("mke2fs", "-q", "-F", _block(disk))
             _run("mount", _block(disk), mounted)
-            node.allocate(_name(disk))
+            node.allocate(name_of(disk))
             try:
                 async with _refused_at_first(node, str(mounted)):
                     assert driver(disk) == "nvme"
@@ -192,19 +203,19 @@ def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
             finally:
                 _run("umount", "-q", mounted, must_work=False)
             assert driver(disk) == "vfio-pci"
-            await _in_time(node.unprepare())
+            await in_time(node.unprepare())
             assert driver(disk) == "nvme"
 
             _block(disk).write_bytes(_MARK)
             with _block(disk).open("rb") as opened:
                 holder = await asyncio.create_subprocess_exec("sleep", "10", stdin=opened)
-            node.allocate(_name(disk), name="later", uid="2")
+            node.allocate(name_of(disk), name="later", uid="2")
             before = len(node.claims.failures)
-            await _in_time(node.prepare("later", "2"))
+            await in_time(node.prepare("later", "2"))
             assert holder.returncode == 0 or await holder.wait() == 0
             assert node.claims.failures[before:] == []
-            await _in_time(node.unprepare("later", "2"))
-            assert _content(disk) == _MARK
+            await in_time(node.unprepare("later", "2"))
+            assert content(disk) == _MARK
 
     asyncio.run(story())
 
@@ -224,20 +235,20 @@ def test_kills_at_random_moments_lose_nothing(disk: str, place: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         if with_agent:
             await node.agent.wait()
-            await _in_time(node.start_agent())
-        await _in_time(task)
+            await in_time(node.start_agent())
+        await in_time(task)
 
     async def story() -> None:
         async with running(place) as node:
             for number in map(str, range(_ROUNDS)):
-                node.allocate(_name(disk), name=f"claim-{number}", uid=number)
+                node.allocate(name_of(disk), name=f"claim-{number}", uid=number)
                 await killed(node, node.prepare(f"claim-{number}", number), 3)
                 assert driver(disk) == "vfio-pci"
                 assert len(_bound()) == 1
                 await killed(node, node.unprepare(f"claim-{number}", number), 3)
                 assert driver(disk) == "nvme"
                 assert _bound() == []
-                assert _content(disk) == _MARK
+                assert content(disk) == _MARK
             assert "nothing" in vfiomgr("recover").stdout
 
     asyncio.run(story())

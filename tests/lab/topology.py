@@ -262,9 +262,19 @@ NARROW = Topology(
     drivers={"console": "bochs-drm"},
 )
 
+SERVICES = Topology(
+    name="services",
+    summary="the workstation without mdev parents, for tests of services: their first one starts "
+    "systemd",
+    devices=_WORKSTATION_DEVICES,
+    drives=(_EMPTY_DISK,),
+    addresses=_WORKSTATION_ADDRESSES,
+    drivers=_WORKSTATION_DRIVERS,
+)
+
 TOPOLOGIES: dict[str, Topology] = {
     topology.name: topology
-    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW)
+    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW, SERVICES)
 }
 DEFAULT = WORKSTATION
 

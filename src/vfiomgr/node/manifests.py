@@ -69,7 +69,7 @@ CREDENTIALS = HostPath("/etc/vfiomgr/node-agent")
 _CLAIMS = """\
 EnvironmentFile={environment}
 ExecStartPre=+mkdir -p -m 0750 {directories}
-ReadWritePaths=-{plugins} -{features} {directories}
+ReadWritePaths=-{plugins} -{features} {writable}
 IPAddressDeny=
 RestrictAddressFamilies=AF_INET AF_INET6
 
@@ -78,7 +78,10 @@ Wants=network-online.target
 After=network-online.target
 """
 """Changes to that sandbox for an agent with claims: it creates vGPUs as other services do, asks the
-API server, and serves the kubelet in two more directories."""
+API server, and serves the kubelet in two more directories.
+
+With `-`, since systemd makes the mounts of ReadWritePaths for ExecStartPre too (also with `+`), and
+there the directories may not exist yet; for ExecStart they do."""
 _INSTALL = """
 [Install]
 WantedBy=multi-user.target
@@ -103,9 +106,13 @@ def render_agent(
     options, rights = "--metrics unix:/run/vfiomgr/metrics.sock", _SERVING
     if claims is not None:
         options += f" --dra --credentials {CREDENTIALS} --kubelet-root {_quoted(claims)}"
-        directories = " ".join(_quoted(claims / name) for name in ("plugins", "plugins_registry"))
+        directories = [_quoted(claims / name) for name in ("plugins", "plugins_registry")]
         rights = _CLAIMS.format(
-            environment=ENVIRONMENT, directories=directories, plugins=PLUGINS, features=FEATURES
+            environment=ENVIRONMENT,
+            directories=" ".join(directories),
+            writable=" ".join(f"-{each}" for each in directories),
+            plugins=PLUGINS,
+            features=FEATURES,
         )
     return f"""\
 [Unit]

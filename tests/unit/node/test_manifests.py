@@ -625,7 +625,7 @@ def test_the_unit_of_an_agent_with_claims_reaches_the_api_server_and_the_kubelet
     (made,) = (line for line in lines if line.startswith("ExecStartPre=") and "/srv/" in line)
     assert made.split()[-2:] == ["/srv/kubelet/plugins", "/srv/kubelet/plugins_registry"]
     writable = [line for line in lines if line.startswith("ReadWritePaths=")]
-    assert writable[-1].split()[-2:] == ["/srv/kubelet/plugins", "/srv/kubelet/plugins_registry"]
+    assert writable[-1].split()[-2:] == ["-/srv/kubelet/plugins", "-/srv/kubelet/plugins_registry"]
     assert lines.index("IPAddressDeny=") > lines.index("IPAddressDeny=any")
     assert "RestrictAddressFamilies=AF_INET AF_INET6" in lines
     assert "After=network-online.target" in lines
