@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LARGEST = 4 << 20
 """Bytes of a file that are read; the ROMs of graphics cards have up to 2 MiB."""
+_LONGEST_HEADER = 256 << 10
+"""Bytes before the first image; the headers of dumps have less than 64 KiB."""
 _MAGIC = b"\x55\xaa"
 _POINTER = struct.Struct("<H")
 _POINTER_AT = 0x18
@@ -45,7 +47,7 @@ def parse_rom(data: bytes) -> OptionRom:
         if images := tuple(_images(data, start)):
             ids = frozenset(one for found, _ in images for one in found)
             return OptionRom(start, ids, any(kind == _EFI for _, kind in images))
-        start = data.find(_MAGIC, start + 1)
+        start = data.find(_MAGIC, start + 1, _LONGEST_HEADER)
     return OptionRom(None)
 
 

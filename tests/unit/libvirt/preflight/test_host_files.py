@@ -183,6 +183,7 @@ def image(ids: str = "10de:25b6", kind: int = 3, last: int = 0x80, devices: byte
     ("data", "title", "remedy"),
     [
         (b"NVGI" * 16, "is no option ROM", "dump it from this card while no driver uses it"),
+        (b"\x55\xaa" * (256 << 9) + image(), "is no option ROM", "dump it from this card"),
         (b"NVGI" * 16 + image(), "has 64 bytes before its ROM", "remove them: tail -c +65 /roms"),
         (image("10de:1b80"), "is the ROM of another device: 10de:1b80", "or remove <rom file> in"),
         (image(kind=0), "has no image for UEFI", "or remove <rom file> in line"),
