@@ -131,6 +131,44 @@ def test_a_name_of_nvidias_plugin_is_that_of_the_model(
     assert found == ({"resource-name"} if is_found else set())
 
 
+def test_the_audio_function_of_a_gpu_has_a_name_of_its_own(run: Run, node: KataNode) -> None:
+    name_of_udev = "E:ID_VENDOR_FROM_DATABASE=NVIDIA Corporation\nE:ID_MODEL_FROM_DATABASE="
+    node.write("run/udev/data/+pci:0000:41:00.0", f"{name_of_udev}AD102 [GeForce RTX 4090]\n")
+    name = "nvidia.com/AD102_HDMI_AUDIO_CONTROLLER"
+    audio = permitted(name, externalResourceProvider=True)
+    audio["pciVendorSelector"] = "10de:22ba"
+    assert rules(run, node, kubevirt([audio], GATES), guest(name)) == set()
+
+
+def pci_device(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "devices.harvesterhci.io/v1beta1",
+        "kind": "PCIDevice",
+        "metadata": {"name": "node1-000041000"},
+        "status": {"address": "0000:41:00.0", "resourceName": name},
+    }
+
+
+def test_harvester_permits_what_its_claims_enable(run: Run, node: KataNode) -> None:
+    name = "nvidia.com/AD102_ANY"
+    objects = (kubevirt([permitted("a.io/b")], GATES), guest(name), pci_device(name))
+    assert rules(run, node, *objects) == {"kubevirt-permitted"}
+    remedy = found_by(explained(run, node, "4.1"))["kubevirt-permitted"]
+    assert "PCIDeviceClaim" in str(remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"), [("node1.lan-000041000", True), ("gpu-0_a", False), ("gpu 0", True)]
+)
+def test_the_name_of_a_device_is_an_alias(
+    run: Run, node: KataNode, name: str, *, is_found: bool
+) -> None:
+    vm = guest("a.io/b")
+    vm["spec"]["domain"]["devices"]["hostDevices"][0]["name"] = name
+    found = rules(run, node, kubevirt([permitted("a.io/b")], GATES), vm)
+    assert found == ({"kubevirt-device-name"} if is_found else set())
+
+
 def claim(device_class: str, version: str = "v1", config: object = None) -> dict[str, Any]:
     iommu = {"opaque": {"parameters": {"kind": "VfioDeviceConfig", "iommu": config}}}
     devices = {

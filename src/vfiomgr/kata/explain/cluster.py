@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.resource_names import kind_of_model
+from vfiomgr.expressions import expression
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
 from vfiomgr.kata.explain.pod import POOL, OtherObject, PodSpec
 from vfiomgr.kata.explain.pools import unmatched
@@ -42,10 +43,13 @@ _DRA_APIS: dict[str, tuple[Version, Version]] = {
 _GATE, _NVIDIA, _VFIO_CLASS = "HostDevices", "10de", "vfio.gpu.nvidia.com"
 _GATES = ("spec", "configuration", "developerConfiguration", "featureGates")
 _PERMITTED, _PCI, _LIST = "permittedHostDevices", "pciHostDevices", "hostDevices"
+_ALIAS = expression(r"[A-Za-z0-9_-]+")
 _ASKS_CDEVS = "v1.9.0"
 _FIRST_DRIVER = ("/k8s-dra-driver:v0.1.0", "/k8s-dra-driver:0.1.0")
 _OLD, _GENERATES = Version(0, 0), Version(1, 28)
-_EXTERNAL = "externalResourceProvider"
+_EXTERNAL, _SELECTOR = "externalResourceProvider", "pciVendorSelector"
+_OF_PLUGIN: dict[str, Any] = {_EXTERNAL: True}
+"""What is known of a resource that KubeVirt's object does not list."""
 _NOT_CHECKED = (
     "not checked: whether a plugin offers the resources (status.allocatable: kubectl describe node)"
 )
@@ -65,13 +69,19 @@ class ClusterContext(Value):
     """Those of all pods of the file."""
     pools: tuple[dict[str, Any], ...] = ()
     """Those of the SR-IOV network device plugin in the file."""
+    offered: tuple[OtherObject, ...] = ()
+    """The PCIDevices of Harvester in the file."""
+
+    @property
+    def devices(self) -> list[tuple[str, dict[str, Any]]]:
+        """The list (`gpus`, `hostDevices`) of each device of a guest, and its entry."""
+        base = (*_GUESTS.get(self.item.kind, ("",)), "domain", "devices")
+        return [(key, e) for key in ("gpus", _LIST) for e in _entries(self.item, *base, key)]
 
     @property
     def requested(self) -> list[tuple[str, str]]:
-        """The list (`gpus`, `hostDevices`) and the resource of each device of a guest."""
-        base = (*_GUESTS.get(self.item.kind, ("",)), "domain", "devices")
-        entries = ((key, e) for key in ("gpus", _LIST) for e in _entries(self.item, *base, key))
-        return [(key, str(e["deviceName"])) for key, e in entries if e.get("deviceName")]
+        """The list and the resource of each device of a guest."""
+        return [(key, str(e["deviceName"])) for key, e in self.devices if e.get("deviceName")]
 
     def permitted(self, *kinds: str) -> list[dict[str, Any]]:
         """What KubeVirt permits of some kinds."""
@@ -129,7 +139,44 @@ def _permitted(context: ClusterContext) -> Iterator[Diagnostic]:
     names = {entry.get("resourceName") for entry in known}
     for name in dict.fromkeys(name for _, name in context.requested if name not in names):
         what = f"{_PERMITTED} of KubeVirt does not have {name}: it refuses the guest"
-        yield chain_break("kubevirt-permitted", name, what, remedy)
+        yield chain_break("kubevirt-permitted", name, what, _enabled(context, name) or remedy)
+
+
+def _enabled(context: ClusterContext, name: str) -> str:
+    """The remedy of Harvester, whose controller writes the list for the devices that it claims."""
+    at = {o.at("status", "resourceName"): str(o.at("status", "address")) for o in context.offered}
+    device = context.host.device_named(at.get(name, ""))
+    members = [] if device is None else context.host.group_members(device.iommu_group)
+    functions = ", ".join(str(each.address) for each in members if not each.is_bridge)
+    return (
+        f"enable passthrough in Harvester for all functions of the IOMMU group ({functions}): a "
+        f"PCIDeviceClaim for each, which writes {_PERMITTED}"
+        if functions
+        else ""
+    )
+
+
+def _device_names(context: ClusterContext) -> Iterator[Diagnostic]:
+    """KubeVirt makes libvirt's alias of the name of a device (pkg/virt-launcher, hostdevice).
+
+    An alias has letters, digits, - and _ (USER_ALIAS_CHARS in libvirt's domain_conf.c);
+    harvester/harvester#10517, kubevirt/kubevirt#16043.
+    """
+    for kind, entry in context.devices:
+        name = str(entry.get("name", ""))
+        if name and not _ALIAS.fullmatch(name):
+            yield _may(
+                "kubevirt-device-name",
+                name,
+                f"the name of a device in {kind} has other characters than letters, digits, - and "
+                f"_: {name}; KubeVirt makes libvirt's alias of it, and the guest may end at its "
+                "start",
+                f"change the name in {kind}",
+                "on Harvester, which puts the host name of the node first, give the node a host "
+                "name without a dot"
+                if "." in name
+                else "",
+            )
 
 
 def _selector(device: PciDevice) -> str:
@@ -139,7 +186,7 @@ def _selector(device: PciDevice) -> str:
 def _not_bound(context: ClusterContext) -> Iterator[Diagnostic]:
     """Functions that KubeVirt's own plugin does not offer: it takes those on vfio-pci."""
     for entry in context.permitted(_PCI):
-        wanted = str(entry.get("pciVendorSelector")).lower()
+        wanted = str(entry.get(_SELECTOR)).lower()
         found = [d for d in context.host.devices if _selector(d) == wanted]
         is_bound = any(device.is_on_vfio for device in found)
         if found and not is_bound and entry.get(_EXTERNAL) is not True:
@@ -184,13 +231,15 @@ def _names(context: ClusterContext) -> Iterator[Diagnostic]:
     gpus = [device for device in nvidia if device.class_code.startswith(CLASS_DISPLAY)]
     models = dict.fromkeys(f"nvidia.com/{kind_of_model(device).name}" for device in gpus)
     is_named = all(not n.lower().endswith(f"_{d.device_id}") for n in models for d in gpus)
-    permitted = {str(e.get("resourceName")): e.get(_EXTERNAL) for e in context.permitted(_PCI)}
-    external = [name for name, flag in permitted.items() if flag is True]
+    ids = {_selector(device) for device in gpus}
     known = {name.lower() for name in models} | {f"nvidia.com/{d.device_id}" for d in gpus}
-    for name in dict.fromkeys([*(name for _, name in context.requested), *external]):
+    permitted = {str(e.get("resourceName")): e for e in context.permitted(_PCI)}
+    for name in dict.fromkeys([*(name for _, name in context.requested), *permitted]):
         domain, _, model = name.partition("/")
         is_model = domain == "nvidia.com" and "-" not in model and model != model.lower()
-        is_own = name in permitted and name not in external
+        entry = permitted.get(name, _OF_PLUGIN)
+        is_own = bool(context.offered) or entry.get(_EXTERNAL) is not True  # Harvester, KubeVirt
+        is_own = is_own or str(entry.get(_SELECTOR, min(ids, default=""))).lower() not in ids
         if gpus and is_named and is_model and not is_own and name.lower() not in known:
             yield _may(
                 "resource-name",
@@ -266,6 +315,7 @@ RULES: RuleSet[ClusterContext] = register(
         rules=(
             rule(_configuration, "kubevirt-configmap", "kubevirt-gate"),
             rule(_permitted, "kubevirt-permitted"),
+            rule(_device_names, "kubevirt-device-name"),
             rule(_not_bound, "kubevirt-not-bound"),
             rule(_cdevs, "kubevirt-cdev"),
             rule(_names, "resource-name"),
@@ -309,6 +359,7 @@ def traces(
     kubevirt = next((each for each in others if each.kind == "KubeVirt"), None)
     has_old_map = any((o.kind, o.name) == ("ConfigMap", "kubevirt-config") for o in others)
     pools = tuple(each.data for each in others if each.kind == POOL)
+    offered = tuple(each for each in others if each.kind == "PCIDevice")
     images = tuple(each.image for pod in pods for each in pod.containers)
     has_guests = any(each.kind in _GUESTS for each in others)
     for item in others:
@@ -316,7 +367,9 @@ def traces(
         is_setting = item.kind == "KubeVirt" and not has_guests
         if not (item.kind in (*_GUESTS, POOL) or is_claim or is_setting):
             continue
-        context = ClusterContext(host, kubernetes, item, kubevirt, has_old_map, images, pools)
+        context = ClusterContext(
+            host, kubernetes, item, kubevirt, has_old_map, images, pools, offered
+        )
         place, breaks = f"{item.source}:{item.line}", tuple(RULES.find(context))
         if breaks or item.kind in _GUESTS or not (pods or has_guests):
             fine: StepState = "ok" if item.kind == POOL else "unknown"
