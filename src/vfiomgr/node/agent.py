@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.health import reset_failed
+from vfiomgr.node.health import reset_failed, stuck_in
 from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
@@ -257,7 +257,7 @@ class Agent:
         )
         self.is_offering = True
         for unit in self.offered.units:
-            self._report_change(before.get(unit.id, unit), unit)
+            self._report_change(before.get(unit.id), unit)
         for resource in self.offered.resources:
             served = self._served.get(resource.name)
             if served is None:
@@ -292,12 +292,20 @@ class Agent:
         if self._served:
             await self._offer()
 
-    def _report_change(self, before: NodeUnit, now: NodeUnit) -> None:
+    def _report_change(self, before: NodeUnit | None, now: NodeUnit) -> None:
         """Write an event if the kubelet learns something new; a quarantine has its own."""
-        if self._events is None or before.is_healthy == now.is_healthy:
+        if self._events is None:
             return
-        if before.claim != now.claim:
+        was_stuck, stuck = stuck_in(before), stuck_in(now)
+        if stuck is not None:
+            if was_stuck is None:
+                text = f"{stuck.summary}; pods with claims for it are evicted; {stuck.hint}"
+                self._events.put("DeviceStuck", text)
+            return
+        if before is None or before.is_healthy == now.is_healthy or before.claim != now.claim:
             return  # Kubernetes has events of claims
+        if now.on_demand is not None and not now.nodes and was_stuck is None:
+            return  # the host uses its own device
         if now.is_healthy:
             self._events.put("DeviceHealthy", f"{now.id} can be given to pods", is_normal=True)
         elif now.id not in self._quarantined:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vfiomgr.node.api_server import EVENTS, Api, ApiError, Trouble
 
@@ -24,6 +24,14 @@ _EVENT_PAUSE = 1.0
 """Seconds until the next attempt; doubled each time."""
 _WAITING = 100
 """Events that are kept while the API server does not answer; more are dropped."""
+_BURST, _REFILL = 5, 300.0
+"""Events of a reason and a device at once, and the seconds until one more is written."""
+
+
+class _Budget(NamedTuple):
+    left: float
+    since: float
+    dropped: int = 0
 
 
 class Events:
@@ -40,9 +48,22 @@ class Events:
         self._api = Api(settings.server, settings.directory, failed)
         self._trouble = Trouble(tell)
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
+        self._budgets: dict[tuple[str, str], _Budget] = {}
 
     def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
-        """Have an event written; `reason` is one word, as `kubectl` shows it."""
+        """Have an event written; `reason` is one word, as `kubectl` shows it.
+
+        The message begins with the device; a device that changes all the time fills no API server.
+        """
+        now, key = time.monotonic(), (reason, message.partition(" ")[0])
+        budget = self._budgets.get(key, _Budget(_BURST, now))
+        left = min(_BURST, budget.left + (now - budget.since) / _REFILL)
+        if left < 1:
+            self._budgets[key] = _Budget(left, now, budget.dropped + 1)
+            return
+        self._budgets[key] = _Budget(left - 1, now)
+        if budget.dropped:
+            message = f"{message} (not written since the last one: {budget.dropped})"
         if not self._waiting.full():
             self._waiting.put_nowait(self._event(reason, message, is_normal=is_normal))
 

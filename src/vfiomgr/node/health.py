@@ -46,6 +46,16 @@ UNUSABLE = frozenset(
 """Rules of units that no container could open: an allocation of these is refused."""
 
 
+STUCK = "stuck-device"
+"""The rule of functions that the kernel does not return from."""
+
+
+def stuck_in(unit: NodeUnit | None) -> Diagnostic | None:
+    """The reason of a unit that the kernel does not return from."""
+    reasons = () if unit is None else unit.reasons
+    return next((reason for reason in reasons if reason.rule == STUCK), None)
+
+
 def is_unusable(unit: NodeUnit) -> bool:
     """Whether no container could open a unit."""
     return any(reason.rule in UNUSABLE for reason in unit.reasons)

@@ -89,11 +89,16 @@ WantedBy=multi-user.target
 
 
 def render_agent(
-    program: str, arguments: Iterable[str] = (), claims: HostPath | None = None
+    program: str,
+    arguments: Iterable[str] = (),
+    claims: HostPath | None = None,
+    *,
+    events: bool = False,
 ) -> str:
     """Render the unit of the agent, with more arguments for it.
 
-    With `claims`, the kubelet's --root-dir, it also serves ResourceClaims.
+    With `claims`, the kubelet's --root-dir, it also serves ResourceClaims, and can write `events`
+    of the node with the same token.
 
     It starts before the kubelet, which soon after its own start rejects the pods of before a reboot
     if their devices are not listed. The kubelet's directories are created before the sandbox, which
@@ -106,6 +111,7 @@ def render_agent(
     options, rights = "--metrics unix:/run/vfiomgr/metrics.sock", _SERVING
     if claims is not None:
         options += f" --dra --credentials {CREDENTIALS} --kubelet-root {_quoted(claims)}"
+        options += f" --events {CREDENTIALS}" if events else ""
         directories = [_quoted(claims / name) for name in ("plugins", "plugins_registry")]
         rights = _CLAIMS.format(
             environment=ENVIRONMENT,

@@ -145,7 +145,7 @@ def _against(host: HostSnapshot, unit: NodeUnit) -> Iterator[Diagnostic]:
         for each in for_claims(diagnostics_of(refusal), monitors_of(seen, unit)):
             yield replace(each, subject=unit.id, override=None)
     except UsageError as error:
-        yield blocker("not-ready", unit.id, error.message, error.hint)
+        yield blocker("not-ready", unit.id, error.message, "correct its rule in the layout")
 
 
 def monitors_of(host: HostSnapshot, unit: NodeUnit) -> frozenset[Monitor | None]:

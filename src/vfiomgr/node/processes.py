@@ -334,7 +334,8 @@ class Creating:
                 result = await asyncio.shield(await self._begun(order, what))
         except TimeoutError:
             message = f"cannot {what}: the kernel did not finish within {seconds:.3g} s"
-            raise StillRunning(message, "see dmesg; the next attempt goes on with it") from None
+            hint = "it continues, and the next attempt joins it; if that repeats: dmesg on the node"
+            raise StillRunning(message, hint) from None
         if result.error:
             raise (Refusal if result.is_refused else HostError)(result.error, result.hint)
         return result

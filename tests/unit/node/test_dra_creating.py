@@ -127,6 +127,7 @@ async def test_a_deadline_leaves_the_process_at_work(tmp_path: Path) -> None:
     assert told.value.message == (
         f"cannot create a vGPU of type t on {GPU}: the kernel did not finish within 0.2 s"
     )
+    assert told.value.hint.startswith("it continues, and the next attempt joins it")
     (tmp_path / "go").touch()
     made._deadline = 60
     await made.remove("slow")

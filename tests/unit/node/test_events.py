@@ -14,10 +14,11 @@ from tests import pages
 from tests.fakes.api_server import ApiServer
 from tests.unit.node.stories import start_guest, until
 from tests.unit.node.test_agent import GPUS, NAME, running, waiting_agent
+from vfiomgr.diagnostic import blocker
 from vfiomgr.node import events as events_module
 from vfiomgr.node.events import Events
 from vfiomgr.node.messages import EventSettings, Report
-from vfiomgr.node.model import Inventory
+from vfiomgr.node.model import Inventory, NodeUnit, OnDemand
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -162,17 +163,88 @@ async def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
     assert messages[2].startswith(f"{gpu} is not given to pods for 60 s: guest sandbox-")
 
 
-async def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
-    class Written(Events):
-        def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
-            put.append((reason, message, is_normal))
+class Written(Events):
+    """Events that are only kept."""
 
-    put: list[tuple[str, str, bool]] = []
-    agent = waiting_agent(place)
-    agent._events = Written(EventSettings("", "", ""), lambda _: None)
+    def __init__(self) -> None:
+        super().__init__(EventSettings("", "", ""), lambda _: None)
+        self.found: list[tuple[str, str, bool]] = []
+
+    def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
+        """Keep it."""
+        self.found.append((reason, message, is_normal))
+
+
+def on_demand(*reasons: str, claim: str = "") -> Inventory:
+    """A device of the host, with reasons by their rules."""
+    found = tuple(blocker(rule, GPUS[0], f"{GPUS[0]}: {rule}", "reboot") for rule in reasons)
+    unit = NodeUnit(
+        GPUS[0], "function", (), 1, (), reasons=found, claim=claim, on_demand=OnDemand()
+    )
+    return Inventory(on_demand=(unit,))
+
+
+async def events_after(place: Path, *found: Inventory) -> list[tuple[str, str, bool]]:
+    """The events of an agent that finds these one after the other."""
+    agent, events = waiting_agent(place), Written()
+    agent._events = events
+    for each in found:
+        agent._found = each
+        await agent._offer()
+    return events.found
+
+
+async def test_a_device_that_the_kernel_does_not_return_from_has_an_event(place: Path) -> None:
+    found = await events_after(
+        place,
+        on_demand(),
+        on_demand("in-use"),
+        on_demand("in-use", "stuck-device"),
+        on_demand("stuck-device", claim="lab/guest"),
+        on_demand(claim="lab/guest"),
+    )
+    text = f"{GPUS[0]}: stuck-device; pods with claims for it are evicted; reboot"
+    assert found == [
+        ("DeviceStuck", text, False),
+        ("DeviceHealthy", f"{GPUS[0]} can be given to pods", True),
+    ]
+
+
+async def test_a_device_that_is_stuck_at_the_start_has_an_event(place: Path) -> None:
+    (found,) = await events_after(place, on_demand("stuck-device", claim="lab/guest"))
+    assert found[0] == "DeviceStuck"
+
+
+async def test_what_the_host_does_with_its_devices_is_no_event(place: Path) -> None:
+    used = on_demand("in-use")
+    assert await events_after(place, on_demand(), used, on_demand(), used) == []
+
+
+def test_a_device_that_changes_all_the_time_writes_few_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("vfiomgr.node.events.time.monotonic", lambda: now)
+    events = Events(EventSettings("", "", ""), lambda _: None)
+    for number in range(20):
+        events.put("DeviceUnhealthy", f"{GPUS[0]} is not given to pods: {number}")
+    events.put("DeviceUnhealthy", f"{GPUS[1]} is not given to pods")
+    events.put("DeviceHealthy", f"{GPUS[0]} can be given to pods")
+    assert events._waiting.qsize() == 5 + 1 + 1
+    now += 300
+    events.put("DeviceUnhealthy", f"{GPUS[0]} is not given to pods: 20")
+    waiting = [events._waiting.get_nowait() for _ in range(8)]
+    assert waiting[-1]["message"].endswith("pods: 20 (not written since the last one: 15)")
+    events.put("DeviceUnhealthy", f"{GPUS[0]} is not given to pods: 21")
+    assert events._waiting.empty()
+
+
+async def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
+    agent, events = waiting_agent(place), Written()
+    agent._events = events
     for drift in ({}, {"a": "a on x"}, {"a": "a on x", "b": "b on x"}, {"b": "b on y"}):
         await agent._receive(Report(Inventory(), drift=drift))
-    assert put == [
+    assert events.found == [
         ("LayoutDrift", "a on x", False),
         ("LayoutDrift", "b on x", False),
         ("LayoutDrift", "b on y", False),

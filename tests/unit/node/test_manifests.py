@@ -643,6 +643,18 @@ def test_the_unit_of_an_agent_that_binds_early(run: Run, monkeypatch: pytest.Mon
     assert "--dra" in answer.stderr
 
 
+def test_the_unit_of_an_agent_with_claims_can_write_events(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_installed(monkeypatch)
+    unit = ("node", "manifests", "--unit", "vfiomgr-node.service", "--events")
+    found = run(*unit, "--dra", "--kubelet-root", "/srv/kubelet").stdout
+    assert " --kubelet-root /srv/kubelet --events /etc/vfiomgr/node-agent\n" in found
+    answer = run(*unit)
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "--events" in answer.stderr
+
+
 def test_the_unit_of_specifications_has_nothing_of_claims(run: Run) -> None:
     answer = run("node", "manifests", "--unit", "vfiomgr-node-cdi.service", "--dra")
     assert answer.status == 2

@@ -233,7 +233,12 @@ def test_a_mounted_disk_is_refused_at_once_and_has_a_taint(kernel: FakeKernel) -
 
 def test_a_driver_that_does_not_exist_is_a_reason(kernel: FakeKernel) -> None:
     (unit,) = found_on(kernel, CARD, driver="nvidia").on_demand
-    assert [reason.severity for reason in unit.reasons] == ["blocker"]
+    (reason,) = unit.reasons
+    assert reason.severity == "blocker"
+    assert (reason.summary, reason.hint) == (
+        "nvidia is not a VFIO driver",
+        "correct its rule in the layout",  # a claim has no options
+    )
 
 
 def test_an_agent_that_may_not_write_binds_nothing(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def manifests(
         if has_claims:
             root = named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session)
             more = (BINDING_CONDITIONS,) if binding_conditions else ()
-            print_text(render_agent(_program(), (*arguments, *more), root))
+            print_text(render_agent(_program(), (*arguments, *more), root, events=events))
         else:
             print_text(RENDERERS[unit](_program(), arguments))
         return
@@ -198,7 +198,7 @@ def manifests(
     print_objects(manifests_of(wanted), session.format)
 
 
-_FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions")
+_FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions", "events")
 """Options of objects that the unit of an agent with claims needs too."""
 
 

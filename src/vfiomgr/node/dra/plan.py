@@ -31,6 +31,7 @@ from vfiomgr.node.dra.model import (
     Taint,
     Target,
 )
+from vfiomgr.node.health import STUCK
 from vfiomgr.pci.model import is_address
 from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.units import MIB
@@ -177,8 +178,6 @@ COUNTER_SET = "gpu"
 """The counter set of a pool of vGPUs."""
 ENTIRE = "passthrough"
 """The compatibility group of an entire GPU; devices without a group are compatible."""
-STUCK = "stuck-device"
-"""The rule of functions that the kernel does not return from."""
 HELD = "held"
 """The taint of devices that a pod has from the device plugin."""
 _NONE: Mapping[str, Allocated] = MappingProxyType({})
