@@ -82,3 +82,39 @@ def test_rke2_does_not_read_the_handlers_of_the_hosts_containerd(
     assert bool(found) is is_running
     for each in found:
         assert f"/{RKE2} (config.toml.tmpl)" in each["remedy"]
+
+
+HOOK = '{"hook": {"path": "/usr/local/nvidia/toolkit/nvidia-container-toolkit"}}'
+CRIO = '[crio.runtime]\ndefault_runtime = "{}"\n{}\n'
+BOTH = 'hooks_dir = ["/usr/share/containers/oci/hooks.d", "/run/containers/oci/hooks.d/"]'
+
+
+@pytest.mark.parametrize(
+    ("place", "settings", "pod", "is_found"),
+    [
+        ("run", CRIO.format("runc", ""), "gpu", True),
+        ("etc", CRIO.format("runc", ""), "gpu", True),
+        ("usr/share", CRIO.format("runc", ""), "gpu", False),
+        ("run", CRIO.format("runc", BOTH), "gpu", False),
+        ("run", CRIO.format("nvidia", ""), "gpu", False),
+        ("run", CRIO.format("runc", ""), "other", False),
+        ("", CRIO.format("runc", ""), "gpu", False),
+    ],
+)
+def test_crio_reads_hooks_of_some_directories_only(  # noqa: PLR0913, PLR0917 - a case each
+    run: Run,
+    node: KataNode,
+    place: str,
+    settings: str,
+    pod: str,
+    is_found: bool,  # noqa: FBT001
+) -> None:
+    if place:
+        node.write(f"{place}/containers/oci/hooks.d/oci-nvidia-hook.json", HOOK)
+    node.change(node.pod, "nvidia.com/gpu", f"nvidia.com/{pod}")
+    (node.root / CONTAINERD).unlink()
+    node.write("etc/crio/crio.conf", settings)
+    answer = run("--root", str(node.root), "check", "pod", str(node.pod), "--format", "json")
+    (item,) = json.loads(answer.stdout)["items"]
+    found = [each for each in breaks(item) if each["id"] == "nvidia-hook-unread"]
+    assert bool(found) is is_found

@@ -123,6 +123,10 @@ class HandlerFacts(Value):
     """Those of files in usual directories that no release reads without an import."""
     lacks_conmon: bool = False
     """Whether no usual directory has the conmon that CRI-O needs."""
+    hook_directories: tuple[str, ...] = ()
+    """Where CRI-O looks for OCI hooks (hooks_dir)."""
+    nvidia_hooks: tuple[str, ...] = ()
+    """NVIDIA's OCI hooks in these and other usual directories."""
     without_program: frozenset[str] = frozenset()
     """The handlers of CRI-O whose program was not found: it ignores them, except the default."""
 
@@ -184,6 +188,8 @@ Before 2.0 names are looked up as they are (Decode in config.go: short ones in v
 _USUAL = {1: Version(1, 7), 2: Version(1, 7), 3: Version(2, 0), 4: Version(2, 3)}
 """The release to assume for a version of the configuration."""
 _SINCE = {3: Version(2, 0), 4: Version(2, 3)}
+HOOKS = tuple(f"{place}/containers/oci/hooks.d" for place in ("/usr/share", "/etc", "/run"))
+"""Directories for OCI hooks; CRI-O reads the first by default (hooks.DefaultDir), Podman all."""
 _CRIO = ("crio", "runtime", "runtimes")
 _BUILT_IN: Mapping[CriName, tuple[str, ...]] = {"containerd": ("runc",), "crio": ("runc", "crun")}
 _MARK = "\ufeff"
@@ -257,6 +263,7 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
                 own = {"monitor_path": conmon} if conmon else {}
                 merged[name] = {**entry, **own, "": (source, ())}
     default = _last(_text(_table(doc, _CRIO[:-1]), "default_runtime") for _, doc in read)
+    hooks = [_table(doc, _CRIO[:-1]).get("hooks_dir") for _, doc in read]
     inherited = {key: merged.get(default, {}).get(key, "") for key in _INHERITED}
     inherited["runtime_path"] = inherited["runtime_path"] or default
     for entry in merged.values():
@@ -271,6 +278,14 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
         ),
         unreadable=tuple(unreadable),
         default=default,
+        hook_directories=next(
+            (
+                tuple(str(p).rstrip("/") for p in each)
+                for each in hooks[::-1]
+                if isinstance(each, list)
+            ),
+            (HOOKS[0],),
+        ),
     )
 
 

@@ -178,6 +178,12 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
         facts = handlers.read_crio([*found, *texts_below(tree, CRIO_DROP_INS)])
         return replace(
             facts,
+            nvidia_hooks=tuple(
+                path
+                for place in dict.fromkeys((*handlers.HOOKS, *facts.hook_directories))
+                for path, text in texts_below(tree, HostPath(place), "*.json")
+                if "nvidia-container" in text
+            ),
             lacks_conmon=not has_conmon and bool(tree.children(_SHIM_DIRECTORIES[-1])),
             without_program=frozenset(
                 each.name

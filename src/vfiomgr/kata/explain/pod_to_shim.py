@@ -55,6 +55,7 @@ _RANCHER = "/rancher/"
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 _NVIDIA = ("nvidia.com/gpu", "nvidia.com/mig-")
 """Resources of NVIDIA's device plugin for containers on the host's kernel."""
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _HANDLERS: Fact[PodContext, HandlerFacts] = Fact(
     lambda context: context.handlers, "the handlers", "a snapshot does not contain them"
 )
@@ -310,6 +311,33 @@ def _default_runtime(context: PodContext, facts: HandlerFacts) -> Iterator[Diagn
         f"the default handler {name} does not give {asked[0]} to pods; {where}",
         *fixes,
         is_certain=False,
+    )
+
+
+def _hook_unread(context: PodContext, facts: HandlerFacts) -> Iterator[Diagnostic]:
+    """NVIDIA's OCI hook in a directory that CRI-O does not read (NVIDIA/gpu-operator#172)."""
+    uses = any(name.startswith(_NVIDIA) for name, _ in context.pod.resources) or any(
+        name == _VISIBLE for each in context.pod.containers for name, _ in each.environment
+    )
+    hooks, known = facts.nvidia_hooks, facts.hook_directories
+    is_read = any(hook.rpartition("/")[0] in known for hook in hooks)
+    if context.is_kata or context.pod.runtime_class or not uses or not hooks or is_read:
+        return
+    default = facts.handler(facts.default)
+    runs = f"{facts.default} {default.runtime_path if default else ''}"
+    if "nvidia" in runs or any(_NVIDIA[0] in (file.text or "") for file in context.host.cdi_files):
+        return
+    place = hooks[0].rpartition("/")[0]
+    listed = ", ".join(f'"{each}"' for each in (*known, place))
+    yield chain_break(
+        "nvidia-hook-unread",
+        hooks[0],
+        f"CRI-O does not read NVIDIA's hook {hooks[0]} (hooks_dir: {', '.join(known)}), and its "
+        "default handler is not NVIDIA's: pods start without GPU and driver libraries",
+        f"set hooks_dir = [{listed}] in [crio.runtime] of a file in /etc/crio/crio.conf.d, then "
+        "systemctl restart crio",
+        "make NVIDIA's runtime the default: nvidia-ctk runtime configure --runtime=crio "
+        "--set-as-default",
     )
 
 
@@ -711,6 +739,7 @@ HANDLER_RULES: RuleSet[PodContext] = register(
             reading(_HANDLERS, _disabled, "kata-cri-disabled"),
             reading(_HANDLERS, _lacking, "kata-handler-missing"),
             reading(_HANDLERS, _default_runtime, "nvidia-not-default"),
+            reading(_HANDLERS, _hook_unread, "nvidia-hook-unread"),
             reading(_ENTRY, _no_type, "kata-handler-no-type"),
             reading(_HANDLERS, _no_monitor, "crio-no-monitor"),
             reading(_HANDLERS, _cgroups, "runtime-cgroup-driver"),
