@@ -242,6 +242,7 @@ _DRA_OBJECTS = (
     *("deviceclass-vfio", "deviceclass-vgpu"),
     *("clusterrole", "clusterrolebinding", "policy", "policybinding"),
 )
+_BINDER = "node-agent/binder"
 _OPERATOR = "node-agent/gpu-operator"
 _OPERATOR_OBJECTS = ("clusterrole", "clusterrolebinding", "policy", "policybinding")
 _IN_DEFAULT = ("Role", "RoleBinding")
@@ -280,6 +281,8 @@ class ManifestRequest(Value):
     """Whether the agent is also a DRA driver, with a token for slices and claims."""
     binding_conditions: bool = False
     """Whether this driver binds devices before pods are placed, for which it watches pods."""
+    binder: bool = False
+    """Whether a second pod on each node binds devices for claims, since the agent may not."""
     gpu_operator: bool = False
     """Whether the agent may have NVIDIA's GPU Operator stop its monitoring on its node."""
     arguments: tuple[str, ...] = ()
@@ -315,6 +318,8 @@ def _objects(request: ManifestRequest) -> Iterator[Object]:
     if request.layout is not None:
         yield _layout_map(request.layout)
         yield _layout_pods(request, request.layout)
+    if request.binder:
+        yield _binder_pods(request)
     yield _agent_pods(request)
 
 
@@ -346,10 +351,22 @@ def _agent_pods(request: ManifestRequest) -> Object:
             spec["containers"][0]["args"].append(BINDING_CONDITIONS)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
-    if request.layout is not None:
-        del volumes["layout"]["hostPath"]
-        volumes["layout"]["configMap"] = {"name": LAYOUT}
+    _read_map(request, volumes["layout"])
     return document
+
+
+def _binder_pods(request: ManifestRequest) -> Object:
+    document = template(f"{_BINDER}/daemonset")
+    spec = _filled(document, request)
+    _read_map(request, spec["volumes"][0])
+    return document
+
+
+def _read_map(request: ManifestRequest, layout: Any) -> None:  # noqa: ANN401 - as YAML has it
+    """Have a volume contain the layout of the cluster rather than that of the node."""
+    if request.layout is not None:
+        del layout["hostPath"]
+        layout["configMap"] = {"name": LAYOUT}
 
 
 def _add_dra(spec: Any, root: HostPath) -> None:  # noqa: ANN401 - as YAML has it

@@ -19,7 +19,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.dra.model import Pool
 from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit, OnDemand
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -34,6 +34,8 @@ KUBELET_DIRECTORY = HostPath("/var/lib/kubelet")
 """The default of the kubelet's --root-dir, which plugins and plugins_registry are in."""
 PLUGIN_DIRECTORY = HostPath("/var/lib/kubelet/device-plugins")
 """A constant of the kubelet, whatever its --root-dir is (DevicePluginPath in constants.go)."""
+BINDER = RUNTIME / "binder" / "orders.sock"
+"""The socket of the pod that binds devices for an agent that may not (dra/binder.py)."""
 POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 

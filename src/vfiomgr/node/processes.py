@@ -18,7 +18,19 @@ from msgspec.structs import replace
 
 import vfiomgr
 from vfiomgr.errors import HostError, Refusal
-from vfiomgr.node.messages import Order, Problem, Question, Report, Result, Settings, read, write
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.messages import (
+    BINDER,
+    Order,
+    Problem,
+    Question,
+    Report,
+    Result,
+    Settings,
+    read,
+    write,
+)
+from vfiomgr.node.verifying import may_reset
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -232,6 +244,7 @@ class Creating:
 
     def __init__(self, root: str, deadline: float = DEADLINE) -> None:
         self._command = own_command(root, "create")
+        self._tree = HostTree(root)
         self._deadline = deadline
         self._idle: list[asyncio.subprocess.Process] = []
         self._running: dict[str, _Running] = {}
@@ -353,6 +366,9 @@ class Creating:
 
     async def _exchange(self, order: Order, what: str) -> Result:
         """Have a process carry out an order; an idle one that ended meanwhile is replaced."""
+        is_for_binder = order.verb in ("bind", "return") and not may_reset(self._tree)
+        if is_for_binder and self._tree.exists(BINDER):
+            return await self._ask_binder(order, what)
         while self._idle and self._idle[-1].returncode is not None:
             self._idle.pop()
         if self._idle:
@@ -380,3 +396,21 @@ class Creating:
         else:
             self._idle.append(process)
         return read(Result, line)
+
+    async def _ask_binder(self, order: Order, what: str) -> Result:
+        """Have the pod that binds devices carry out an order; it goes on with it without us."""
+        line, why = b"", "it ended"
+        try:
+            path = self._tree.locate(BINDER)
+            source, sink = await asyncio.open_unix_connection(path, limit=_LONGEST_RESULT)
+            try:
+                sink.write(write(order))
+                line = await source.readline()
+            finally:
+                sink.close()
+        except OSError as error:
+            why = error.strerror or str(error)
+        if line.endswith(b"\n"):
+            return read(Result, line)
+        message = f"cannot {what}: no answer of the pod vfiomgr-binder on this node: {why}"
+        return Result(error=message, hint="see its log; the next attempt goes on with it")

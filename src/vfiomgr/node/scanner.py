@@ -28,7 +28,7 @@ from vfiomgr.node.observing import GpuModes, Observer, forgiven
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.on_demand import with_uuids
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.verifying import find_problems, may_reset, skipped_resets
+from vfiomgr.node.verifying import find_problems, may_bind, may_reset, skipped_resets
 from vfiomgr.pci.memory import near_nodes
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest
@@ -230,6 +230,7 @@ class Scanner:
         return (
             read_written(tree),
             may_reset(tree),
+            may_bind(tree),
             tuple(self._created()),
             self._unreadable(),
             tree.read_text(LABELS) if has_features else None,
@@ -316,8 +317,8 @@ class Scanner:
         return plan.with_known_facts(made, self._pools or ())  # type: ignore[no-any-return]
 
     def _claimable(self, complete: Inventory) -> Inventory:
-        """The inventory without devices that this process cannot bind for a claim."""
-        if may_reset(self._host.tree):
+        """The inventory without devices that nobody can bind for a claim."""
+        if may_bind(self._host.tree):
             return complete
         return complete.without({unit.id for unit in complete.on_demand if not unit.nodes})
 

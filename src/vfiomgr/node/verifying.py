@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import diagnostics_of, finding
 from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
-from vfiomgr.node.messages import Problem
+from vfiomgr.node.messages import BINDER, Problem
 from vfiomgr.paths import PCI_DEVICES
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ _FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
 def may_reset(tree: HostTree) -> bool:
     """Whether attributes of devices can be written: in a pod, /sys is read-only."""
     return tree.is_live and os.access(tree.locate(PCI_DEVICES), os.W_OK)
+
+
+def may_bind(tree: HostTree) -> bool:
+    """Whether devices can be bound for claims: by this host's agent itself, or by another pod."""
+    return may_reset(tree) or tree.exists(BINDER)
 
 
 def is_of_device(error: VfiomgrError) -> bool:

@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from tests.fakes.vgpu_hosts import t4_host
 from vfiomgr.library import Host
-from vfiomgr.node.dra.vgpus import serve
-serve(Host(t4_host(Path(sys.argv[1]))), sys.stdin.buffer, 1)
+from vfiomgr.node.dra.vgpus import Vgpus, serve
+serve(Vgpus(Host(t4_host(Path(sys.argv[1])))), sys.stdin.buffer, 1)
 """
 """A process with a host of its own."""
 ANSWERING = """

@@ -64,6 +64,10 @@ REQUESTS = {
         ManifestRequest(namespace="gpu", kubelet_root=K0S, dra=True, binding_conditions=True),
         {"kubeletRoot": str(K0S), "dra": True, "bindingConditions": True},
     ),
+    "binder": (
+        ManifestRequest(namespace="gpu", dra=True, binder=True, layout=LAYOUT),
+        {"dra": True, "binder": True, "layout": LAYOUT.text, "layoutName": LAYOUT.name},
+    ),
     "dra and the operator": (
         ManifestRequest(namespace="gpu", dra=True, gpu_operator=True),
         {"dra": True, "gpuOperator": True},
@@ -247,6 +251,19 @@ def test_only_the_pods_of_a_layout_are_privileged() -> None:
     del preparation["initContainers"]
     assert violations(preparation) == {"hostPathVolumes", "hostNamespaces"}
     assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
+
+
+def test_the_pod_that_binds_is_not_privileged_but_has_the_rights_for_it() -> None:
+    found = pods(plain(ManifestRequest(dra=True, binder=True)))
+    binder = found["vfiomgr-binder"]
+    more = {"capabilities_baseline", "appArmorProfile", "seLinuxOptions"}
+    assert violations(binder) == {"hostPathVolumes", "hostNamespaces"} | more
+    assert binder["automountServiceAccountToken"] is False
+    assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
+    (container,) = containers(binder)
+    assert container["args"] == ["node", "bind"]
+    writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert writable == {"sys", "dev", "run", "state", "tmp"}
 
 
 @pytest.mark.parametrize(
@@ -546,6 +563,7 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--node-selector a", "--node-selector 'a' is not a node label"),
         ("--image ''", "--image '' is not an image name"),
         ("--unit vfiomgr-node.service --alias a", "not an alias: 'a'"),
+        ("--binder", "--binder does nothing without --dra"),
         ("--stop-gpu-operator", "--stop-gpu-operator does nothing without --dra"),
         ("--layout a", "--layout does nothing without --with-layout"),
         ("--with-layout none.yaml", "cannot read the layout file none.yaml"),

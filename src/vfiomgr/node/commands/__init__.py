@@ -14,6 +14,7 @@ _COMMANDS = {
     "manifests": ("vfiomgr.node.commands.manifests", "manifests"),
 }
 _OF_THE_AGENT = {
+    "bind": ("vfiomgr.node.commands.run", "bind"),
     "create": ("vfiomgr.node.commands.run", "create"),
     "scan": ("vfiomgr.node.commands.run", "scan"),
 }

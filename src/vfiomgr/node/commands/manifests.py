@@ -92,6 +92,11 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     help="With --dra: let the agent bind devices before it gets their pods; it watches pods.",
 )
 @click.option(
+    "--binder",
+    is_flag=True,
+    help="With --dra: add pods with the rights to bind devices for claims (state: on-demand).",
+)
+@click.option(
     "--stop-gpu-operator",
     "gpu_operator",
     is_flag=True,
@@ -131,6 +136,7 @@ def manifests(
     events: bool,
     dra: bool,
     binding_conditions: bool,
+    binder: bool,
     gpu_operator: bool,
     file: str | None,
     name: str | None,
@@ -153,7 +159,7 @@ def manifests(
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --events
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra
-      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra --stop-gpu-operator
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra --binder
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
       vfiomgr node manifests --unit vfiomgr-node.service --dra
@@ -173,8 +179,9 @@ def manifests(
         else:
             print_text(RENDERERS[unit](_program(), arguments))
         return
-    if gpu_operator and not dra:
-        forbid_alone("--stop-gpu-operator", "--dra", "only the driver for claims binds devices")
+    for option, is_given in (("--binder", binder), ("--stop-gpu-operator", gpu_operator)):
+        if is_given and not dra:
+            forbid_alone(option, "--dra", "only the driver for claims binds devices")
     layout = _layout(file, name)
     wanted = ManifestRequest(
         image=IMAGE if image is None else image,
@@ -186,6 +193,7 @@ def manifests(
         events=events,
         dra=dra,
         binding_conditions=binding_conditions,
+        binder=binder,
         gpu_operator=gpu_operator,
         arguments=arguments,
     )
@@ -219,6 +227,7 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "events",
         "dra",
         "binding_conditions",
+        "binder",
         "gpu_operator",
         "file",
         "name",

@@ -348,16 +348,27 @@ def scan(session: Session) -> None:
 
 
 @click.command("create", hidden=True)
+@click.option("--bind-only", is_flag=True, help="Only bind devices of the layout, and return them.")
 @session_options("root")
 @pass_session
-def create(session: Session) -> None:
-    """Create and remove vGPUs for an agent, which starts this command itself."""
+def create(session: Session, *, bind_only: bool) -> None:
+    """Create vGPUs and bind devices for an agent, which starts this command itself."""
     host = _host_of(session)
     collect_as_usual()
+    vgpus = import_module("vfiomgr.node.dra.vgpus")
+    kind = import_module("vfiomgr.node.dra.binder").Binder if bind_only else vgpus.Vgpus
     try:
-        import_module("vfiomgr.node.dra.vgpus").serve(host, sys.stdin.buffer, sys.stdout.fileno())
+        vgpus.serve(kind(host), sys.stdin.buffer, sys.stdout.fileno())
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(0)  # the agent has ended
+
+
+@click.command("bind", hidden=True)
+@session_options("root")
+@pass_session
+def bind(session: Session) -> None:
+    """Bind devices for the claims of an agent in another pod, which may not write /sys."""
+    import_module("vfiomgr.node.dra.binder").run(session.tree)
 
 
 def _host_of(session: Session) -> Host:

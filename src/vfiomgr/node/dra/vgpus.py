@@ -262,9 +262,8 @@ def uuid_of(owner: str) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"https://vfiomgr.io/claims/{owner}")
 
 
-def serve(host: Host, source: BinaryIO, sink: int) -> None:
+def serve(vgpus: Vgpus, source: BinaryIO, sink: int) -> None:
     """Carry out orders until `source` ends."""
-    vgpus = Vgpus(host)
     for line in source:
         send(sink, vgpus.perform(read(Order, line)))
 

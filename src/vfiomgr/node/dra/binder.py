@@ -1,0 +1,131 @@
+"""The part of a DaemonSet that binds devices, for an agent in a pod that may not write /sys.
+
+It has a pod of its own: namespaces of the host are those of all containers of a pod, and the one
+without privileges could then send signals to the processes of root. It takes orders from a Unix
+socket that only root can open. Each connection has a process of its own, which an agent with the
+rights would start itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import HostError
+from vfiomgr.node.dra.vgpus import Vgpus
+from vfiomgr.node.messages import BINDER, Order, Result
+from vfiomgr.node.model import OnDemand
+from vfiomgr.node.on_demand import unit_of
+from vfiomgr.node.processes import own_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from vfiomgr.host.tree import HostTree
+
+_CREDENTIALS = struct.Struct("3i")
+"""PID, UID and GID of a peer (SO_PEERCRED in unix(7))."""
+
+
+class Binder(Vgpus):
+    """Carries out orders to bind the on-demand devices of the node's layout, and to return them."""
+
+    def _perform(self, order: Order) -> Result:
+        if order.verb == "bind":
+            return super()._perform(replace(order, on_demand=self._rule_of(order)))
+        if order.verb != "return":
+            refuse("not-in-layout", "", f"cannot {order.verb}: this pod only binds devices")
+        return super()._perform(order)
+
+    def _rule_of(self, order: Order) -> OnDemand:
+        """How the layout of the node has a device bound, whatever the order says.
+
+        Raises:
+            Refusal: it does not name the device.
+            VfiomgrError: the layout cannot be read, or the host does not have the device.
+
+        """
+        layouts = import_module("vfiomgr.node.layouts")  # pydantic is only needed here
+        layout, seen = layouts.installed_layout(self._tree, None), self._host.scan_devices()
+        rules: dict[str, OnDemand] = {} if layout is None else layouts.on_demand(seen, layout)
+        unit = unit_of(seen, order.addresses[0], OnDemand())
+        found = [rules[name] for name in map(str, unit.addresses) if name in rules]
+        if not found:
+            refuse(
+                "not-in-layout",
+                unit.id,
+                f"cannot bind {unit.id}: the layout of this node has no on-demand rule for it",
+                "use the same layout for all pods of vfiomgr, and restart them",
+            )
+        return found[0]
+
+
+def run(tree: HostTree) -> None:
+    """Serve until SIGTERM; what was begun may end, for as long as the kubelet waits.
+
+    Raises:
+        HostError: the socket cannot be created.
+
+    """
+    import subprocess  # noqa: PLC0415 - nothing else here runs a program
+
+    command = (*own_command(tree.root, "create"), "--bind-only")
+    working: list[subprocess.Popen[bytes]] = []
+
+    def begin(connection: socket.socket) -> None:
+        working[:] = [process for process in working if process.poll() is None]
+        place = connection.fileno()
+        working.append(subprocess.Popen(command, stdin=place, stdout=place))  # noqa: S603 - ours
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with listen(tree) as listening:
+            serve(listening, begin)
+    except OSError as error:
+        message = f"cannot serve {BINDER}: {error.strerror}"
+        raise HostError(message) from error
+    except KeyboardInterrupt:
+        for process in working:
+            process.wait()
+
+
+def listen(tree: HostTree) -> socket.socket:
+    """The socket, which replaces that of an earlier process.
+
+    Raises:
+        OSError: it cannot be created.
+
+    """
+    tree.make_directory(BINDER.parent, 0o700)
+    os.chmod(tree.locate(BINDER.parent), 0o700)
+    path = tree.locate(BINDER)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    return listening
+
+
+def serve(listening: socket.socket, begin: Callable[[socket.socket], object]) -> NoReturn:
+    """Begin to carry out the orders of each connection of root, or of this user."""
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            if _user_of(connection) in {0, os.geteuid()}:
+                begin(connection)
+
+
+def _user_of(connection: socket.socket) -> int:
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(data)[1]
+    return uid
