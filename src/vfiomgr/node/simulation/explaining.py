@@ -44,6 +44,7 @@ from vfiomgr.node.simulation.scheduler import template_of
 from vfiomgr.node.simulation.selectors import SelectorError, Selectors, qualified
 from vfiomgr.persistence.installed_layout import FILE as INSTALLED_LAYOUT
 from vfiomgr.units import counted
+from vfiomgr.users.node_agent import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,7 @@ _NODE = "node"
 _NAMED = 3
 _NAMED_VALUE = expression(r"(attributes|capacity)\[[\"']([^\"']+)[\"']\]\.(\w+)")
 """What a selector reads: `device.attributes["vfiomgr.io"].model`."""
+_NO_AGENT = NodeStatus(0, "", has_kubelet=False)
 _ANOTHER_NODE = "use another node"
 _SELECT = "select by what devices have: kubectl get resourceslices -o yaml"
 _ON_DEMAND = "let claims bind it: state: on-demand in the layout of the node"
@@ -138,15 +140,19 @@ def _not_served(host: HostSnapshot) -> Iterator[Diagnostic]:
 
 def _node(host: HostSnapshot, settings: NodeSettings) -> _Node:
     """The node as its agent reports it, or else as the host is."""
-    agent = host.users.running_agent
-    devices = () if agent is None else (*(d for r in agent.resources for d in r.devices),)
-    devices += () if agent is None else agent.on_demand
+    agent = host.users.running_agent or _NO_AGENT
+    devices = (*(d for r in agent.resources for d in r.devices), *agent.on_demand)
     known = HealthContext(
-        held={} if agent is None else agent.pods,
-        claims={} if agent is None else agent.claimed,
+        held=agent.pods,
+        claims=agent.claimed,
         quarantine={each.id: each.reasons[0] for each in devices if each.reasons},
     )
+    reported = {each.id: OnDemand() for each in agent.on_demand}
+    settings = replace(settings, on_demand={**reported, **settings.on_demand})
     found = inventory(host, settings, known)
+    healthy = {each.id for each in devices if each.is_healthy}
+    on_demand = (replace(u, reasons=()) if u.id in healthy else u for u in found.on_demand)
+    found = replace(found, on_demand=tuple(on_demand))
 
     def publish(allocated: frozenset[DeviceKey]) -> tuple[Pool, ...]:
         return pools(host, found, _NODE, allocated=allocated)
@@ -343,9 +349,8 @@ def _short(selector: str) -> str:
 
 def _origin(node: _Node, unit: NodeUnit) -> str:
     """Since when a claim has a device, and what its end does."""
-    agent = node.host.users.running_agent
-    claims = () if agent is None else agent.claims
-    found = next((each.origin for each in claims if each.device == unit.id), "")
+    agent = node.host.users.running_agent or _NO_AGENT
+    found = next((each.origin for each in agent.claims if each.device == unit.id), "")
     return f" ({found})" if found else ""
 
 

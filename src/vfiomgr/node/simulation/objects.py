@@ -173,6 +173,8 @@ class _Reader(Struct):
             self.notes.append(f"{kind} {name} is not simulated")
         if kind == "Node":
             self.labels[name] = part.texts("metadata", "labels")
+            if part.at("spec", "taints"):
+                self.notes.append("taints of nodes are not simulated")
         elif kind == "DeviceClass" and _is_valid(part):
             spec = part.at("spec")
             self.classes[name] = tuple(self.expressions(spec))
@@ -379,8 +381,11 @@ _WORDING = Wording(
     "an object", "objects", shown_path, "write a Pod or a Deployment", merges="taken"
 )
 _NAMESPACE = "default"
-_IGNORED = ("affinity", "topologySpreadConstraints", "schedulingGates")
-"""Parts of a pod that move it to other nodes or hold it back, and are not simulated."""
+_IGNORED = (
+    *("affinity", "topologySpreadConstraints", "schedulingGates"),
+    *("priorityClassName", "priority"),
+)
+"""Parts of a pod that change where it runs, or whether it does, and are not simulated."""
 _REPLICAS = {
     "Deployment": "replicas",
     "ReplicaSet": "replicas",

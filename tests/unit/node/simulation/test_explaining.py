@@ -116,6 +116,16 @@ def test_each_device_has_its_own_reason() -> None:
     assert "vfiomgr bind 0000:45:00.0" in remedy
 
 
+def test_devices_that_claims_bind_are_those_that_the_agent_reports() -> None:
+    known = agent(on_demand=(status(FIRST),))
+    found = judged(node_of(NVIDIA), ANY, known)
+    assert found is not None
+    assert (found.parts, found.is_known) == ((f"claim gpu: {FIRST}",), True)
+    reason = blocker("mig-mode", FIRST, f"{FIRST} is in MIG mode", "turn it off")
+    known = agent(on_demand=(status(FIRST, (reason,)),))
+    assert problem(node_of(NVIDIA), ANY, known)[1] == (f"{FIRST}: {FIRST} is in MIG mode",)
+
+
 def test_a_device_that_does_not_match_is_not_offered_for_binding() -> None:
     text = claim(f"[{exactly(MODEL.replace('2235', '2236'))}]") + POD
     _, evidence, remedy = problem(node_of(A40, at(NVIDIA, 0x42)), text)

@@ -158,6 +158,12 @@ status: {allocation: {devices: {results: [{request: b}]}}}
 
 def test_what_is_not_simulated_is_told() -> None:
     admin = claim(f"[{exactly('adminAccess: true')}]")
+    node = "---\n{kind: Node, metadata: {name: n}, spec: {taints: [{key: a}]}}\n"
+    urgent = LIMITS.replace("affinity: {nodeAffinity: {}}", "priorityClassName: high")
+    assert read(urgent + node).notes == (
+        "taints of nodes are not simulated",
+        "Pod a: priorityClassName is not simulated",
+    )
     assert read(LIMITS + CLASS + RULE + ALLOCATED + admin).notes == (
         "DeviceTaintRule out-of-service is not simulated",
         "ResourceClaim default/a: its allocation is not simulated",
