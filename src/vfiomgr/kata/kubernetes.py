@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
+from vfiomgr.containers.cdi.model import further_request
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
@@ -110,6 +111,8 @@ class ResourceRequest(Value):
     count: int
     is_gpu: bool = True
     """Whether KubeVirt lists the devices as GPUs, not as host devices."""
+    functions: int = 1
+    """How many functions of a device KubeVirt gets, each by a request; with a claim only."""
 
 
 class PodRequest(Value):
@@ -206,6 +209,10 @@ def _virtual_machine(request: PodRequest) -> Object:
         else:
             device["deviceName"] = quoted(item.name)
         devices.setdefault("gpus" if item.is_gpu else "hostDevices", []).append(device)
+        for further in range(1, item.functions):
+            name = further_request(_numbered(number), further)
+            part = {"name": name, "claimName": _CLAIM, "requestName": name}
+            devices.setdefault("hostDevices", []).append(part)
     domain["devices"].update(devices)
     _refer_to_claim(spec, request)
     return document

@@ -83,6 +83,10 @@ _DRIVER_NEEDED = (
 _GATES_NEEDED = (
     "claims need KubeVirt 1.6 or later, with its feature gates GPUsWithDRA and HostDevicesWithDRA"
 )
+_FUNCTIONS_NEED = (
+    "further functions, as the audio of a GPU, are hostDevices of the VM: remove these entries for "
+    "KubeVirt before 1.8"
+)
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy sets on nodes where it installed Kata."""
 
@@ -352,7 +356,10 @@ def _with_devices(template: PodRequest, counts: dict[str, int], offered: Offered
         _refuse_too_many(counts, offered)
     items = tuple(
         ResourceRequest(
-            name, count, is_gpu=all(u.lead.is_graphics_or_accelerator for u in offered[name])
+            name,
+            count,
+            is_gpu=all(u.lead.is_graphics_or_accelerator for u in offered[name]),
+            functions=min(len(u.functions) for u in offered[name]) if template.by_claim else 1,
         )
         for name, count in counts.items()
     )
@@ -431,6 +438,8 @@ def _of_others(offered: Iterable[str], request: PodRequest) -> Iterator[str]:
     of_kubevirt = request.kind == "VirtualMachine"
     if request.by_claim or request.selector:
         yield _GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED
+        if any(item.functions > 1 for item in request.resources):
+            yield _FUNCTIONS_NEED
         yield _DRIVER_NEEDED
     if request.selector:
         yield (

@@ -381,6 +381,11 @@ def test_a_vm_of_kubevirt_has_a_request_for_each_of_its_devices(run: Run) -> Non
         {"name": "gpu", "claimName": "gpu", "requestName": "gpu"},
         {"name": "gpu-1", "claimName": "gpu", "requestName": "gpu-1"},
     ]
+    further = [f"{name}-function-1" for name in ("gpu", "gpu-1")]
+    assert spec["domain"]["devices"]["hostDevices"] == [
+        {"name": name, "claimName": "gpu", "requestName": name} for name in further
+    ]
+    assert "1.8" in answer.stderr
     assert spec["domain"]["memory"] == {"guest": "32Gi"}
     assert "GPUsWithDRA" in answer.stderr
     assert "kata-containers#13322" not in answer.stderr
@@ -396,6 +401,17 @@ def test_a_vm_of_kubevirt_names_the_resource_of_a_device_plugin(run: Run) -> Non
     assert spec["volumes"][0]["containerDisk"]["image"] == "r/d:1"
     assert "resourceClaims" not in spec
     assert "permittedHostDevices" in answer.stderr
+
+
+def test_a_claim_for_one_function_has_no_further_requests(run: Run) -> None:
+    alone = "0000:05:00.0"
+    run("bind", alone, "--yes")
+    answer = run("kata", "pod", alone, "--dra", "--kubevirt")
+    _, vm = objects(answer)
+    devices = vm["spec"]["template"]["spec"]["domain"]["devices"]
+    assert [len(devices.get(kind, ())) for kind in ("gpus", "hostDevices")].count(1) == 1
+    assert "function-1" not in answer.stdout
+    assert "1.8" not in answer.stderr
 
 
 def test_kubevirt_lists_what_is_no_gpu_as_host_device(run: Run) -> None:

@@ -126,3 +126,28 @@ def test_nothing_is_left_of_a_claim(tmp_path: Path) -> None:
     remove_metadata(tree, claim, PLUGIN)
     assert tree.children(FILES.parent) == ["ml_other"]
     remove_metadata(tree, claim, PLUGIN)
+
+
+def test_further_functions_have_files_by_which_kubevirt_finds_them(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    card = replace(device("gpu"), functions=("0000:41:00.1", "0000:41:00.2"))
+    other = device("gpu-function-2", "0000:42:00.0")
+    mountings = write_metadata(tree, CLAIM, [(card, {"model": "A40"}), (other, {})], PLUGIN)
+    assert [request["name"] for request in written(tree, "gpu")["requests"]] == ["gpu"]
+    (request,) = written(tree, "gpu-function-1")["requests"]
+    (found,) = request["devices"]
+    assert (request["name"], found["name"]) == ("gpu-function-1", "dev-gpu")
+    assert found["attributes"] == {"resource.kubernetes.io/pciBusID": {"string": "0000:41:00.1"}}
+    (real,) = written(tree, "gpu-function-2")["requests"]  # of the claim itself
+    assert real["devices"][0]["name"] == "dev-gpu-function-2"
+    paths = [[m.container_path.split("/")[-2] for m in each.edits.mounts] for each in mountings]
+    assert paths == [["gpu", "gpu-function-1"], ["gpu-function-2"]]
+    remove_metadata(tree, PreparedClaim("ml", "train", "u1", "boot", (card, other)), PLUGIN)
+    assert tree.children(FILES.parent) == []
+
+
+def test_a_request_of_several_devices_has_no_further_functions(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    card = replace(device("gpu"), functions=("0000:41:00.1",))
+    write_metadata(tree, CLAIM, [(card, {}), (card, {})], PLUGIN)
+    assert tree.children(FILES) == ["gpu"]

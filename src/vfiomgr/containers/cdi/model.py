@@ -294,3 +294,8 @@ def _qualifier(kind: str) -> tuple[str, str]:
     """Like ParseQualifier of pkg/parser: exactly one slash, with text before and after."""
     vendor, slash, name = kind.partition("/")
     return (vendor, name) if slash and vendor and name and "/" not in name else ("", kind)
+
+
+def further_request(request: str, number: int) -> str:
+    """The request by which a VM of KubeVirt gets a further function of a device, from 1 on."""
+    return f"{request}-function-{number}"

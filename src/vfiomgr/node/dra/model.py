@@ -160,6 +160,8 @@ class PreparedDevice(Value):
     """Whether the device is reset when the claim is unprepared."""
     access: NodeAccess = ROOT_ONLY
     """The owner and mode of its nodes in a container."""
+    functions: tuple[str, ...] = ()
+    """The addresses of its functions besides the one that it is named after."""
 
     @property
     def is_taken(self) -> bool:

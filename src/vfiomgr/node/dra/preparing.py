@@ -358,7 +358,15 @@ class Preparing:
             metadata_name(claim.uid, device.request),
         )
         nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
-        return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names, access=unit.access)
+        functions = map(str, unit.addresses[1:] if unit.kind == "function" else ())
+        return replace(
+            device,
+            unit=unit.id,
+            nodes=nodes,
+            cdi_devices=names,
+            access=unit.access,
+            functions=tuple(functions),
+        )
 
     def _needs_away(self, target: Target) -> bool:
         """Whether a device is still to be bound, and the layout permits to stop the operator."""

@@ -10,6 +10,8 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.containers.cdi.model import (
     CLAIM_KIND,
     DYNAMIC,
@@ -18,6 +20,7 @@ from vfiomgr.containers.cdi.model import (
     CdiEdits,
     CdiMount,
     device_nodes,
+    further_request,
     own_file,
     shared_nodes,
 )
@@ -125,6 +128,7 @@ _FILE = "metadata.json"
 _IN_CONTAINERS = "/var/run/kubernetes.io/dra-device-attributes"
 _VERSION = "metadata.resource.k8s.io/v1alpha1"
 _OPTIONS = ("ro", "bind", "nosuid", "nodev", "noexec")
+_BUS_ID = f"{STANDARD}/pciBusID"
 _KINDS: dict[type, str] = {bool: "bool", int: "int", str: "string"}
 
 
@@ -133,7 +137,7 @@ def attributes_of(published: Attributes, unit: str) -> dict[str, AttributeValue]
 
     Of several values only the first is written: readers of the files know no lists.
     """
-    own = f"{STANDARD}/pciBusID" if is_address(unit) else "mdevUUID"
+    own = _BUS_ID if is_address(unit) else "mdevUUID"
     single = {n: value[0] if isinstance(value, tuple) else value for n, value in published.items()}
     return {**single, own: unit}
 
@@ -151,6 +155,9 @@ def write_metadata(
 ) -> tuple[CdiDevice, ...]:
     """Write the files of a claim, one for each request; returns what mounts them in containers.
 
+    KubeVirt takes one function from a file (resolveDevice in pkg/dra/utils.go of 1.8). The further
+    functions of a device have files as if they were requested too: VMs can name these requests.
+
     Raises:
         OSError: a file cannot be written.
 
@@ -158,26 +165,35 @@ def write_metadata(
     by_request: dict[str, list[tuple[PreparedDevice, Attributes]]] = defaultdict(list)
     for device, attributes in devices:
         by_request[_request(device)].append((device, attributes))
+    made = []
     for request, found in by_request.items():
-        file = _file(claim, request, directory)
-        text = json.dumps(_document(claim, found), indent=2) + "\n"
-        tree.make_directory(file.parent)
-        tree.replace(file, text.encode(), durable=False)
-    return tuple(_mounting(claim, request, directory) for request in by_request)
+        files = {request: found}
+        for device, _ in found if len(found) == 1 else ():
+            for number, address in enumerate(device.functions, 1):
+                name = further_request(request, number)
+                if name not in by_request:
+                    files[name] = [(replace(device, request=name), {_BUS_ID: address})]
+        for name, content in files.items():
+            file = _file(claim, name, directory)
+            text = json.dumps(_document(claim, content), indent=2) + "\n"
+            tree.make_directory(file.parent)
+            tree.replace(file, text.encode(), durable=False)
+        made.append(_mounting(claim, request, files, directory))
+    return tuple(made)
 
 
 def remove_metadata(tree: HostTree, claim: PreparedClaim, directory: HostPath) -> None:
-    """Remove the files of a claim; those that do not exist are ignored.
+    """Remove the files of a claim, also those of which an interrupted run left no record.
 
     Raises:
         OSError: a file cannot be removed.
 
     """
-    for request in {_request(device) for device in claim.devices}:
-        file = _file(claim, request, directory)
-        tree.remove(file)
-        tree.remove_empty_directory(file.parent)
-        tree.remove_empty_directory(file.parent.parent)
+    own = _own(claim, directory)
+    for request in tree.children(own):
+        tree.remove(own / request / _FILE)
+        tree.remove_empty_directory(own / request)
+    tree.remove_empty_directory(own)
 
 
 def _request(device: PreparedDevice) -> str:
@@ -186,20 +202,28 @@ def _request(device: PreparedDevice) -> str:
 
 
 def _file(claim: Claim | PreparedClaim, request: str, directory: HostPath) -> HostPath:
-    return directory / _BELOW / f"{claim.namespace}_{claim.name}" / request / _FILE
+    return _own(claim, directory) / request / _FILE
 
 
-def _mounting(claim: Claim, request: str, directory: HostPath) -> CdiDevice:
+def _own(claim: Claim | PreparedClaim, directory: HostPath) -> HostPath:
+    """The directory of a claim, in which each request has one."""
+    return directory / _BELOW / f"{claim.namespace}_{claim.name}"
+
+
+def _mounting(claim: Claim, request: str, files: Iterable[str], directory: HostPath) -> CdiDevice:
     owner = f"resourceclaims/{claim.name}"
     if claim.pod_claim_name:
         owner = f"resourceclaimtemplates/{claim.pod_claim_name}"
-    mount = CdiMount(
-        host_path=_file(claim, request, directory),
-        container_path=f"{_IN_CONTAINERS}/{owner}/{request}/{DRIVER}-metadata.json",
-        options=_OPTIONS,
+    mounts = (
+        CdiMount(
+            host_path=_file(claim, each, directory),
+            container_path=f"{_IN_CONTAINERS}/{owner}/{each}/{DRIVER}-metadata.json",
+            options=_OPTIONS,
+        )
+        for each in files
     )
     name = metadata_name(claim.uid, request).partition("=")[2]
-    return CdiDevice(name, CdiEdits(mounts=(mount,)))
+    return CdiDevice(name, CdiEdits(mounts=tuple(mounts)))
 
 
 def _document(
