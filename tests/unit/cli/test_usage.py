@@ -45,7 +45,7 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
         (
             "bind 01:00.0 --allow x",
             "--allow: 'x' is not one of 'boot-display'",
-            "--allow reserved-region",
+            "--allow host-peripheral",
         ),
         ("bind 01:00.0 --reset-method x", "--reset-method: 'x'", "--reset-method flr"),
         ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
