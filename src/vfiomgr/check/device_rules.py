@@ -47,16 +47,13 @@ def _is_amd(device: PciDevice) -> bool:
     return is_gpu and device.physical_function is None
 
 
-def _assignable(host: HostSnapshot) -> Iterator[PciDevice]:
-    """GPUs that could be assigned; the console's display on a host driver is excluded."""
-    for device in host.devices:
-        is_whole = device.is_graphics_or_accelerator and device.physical_function is None
-        if is_whole and (device.is_on_vfio or not device.is_boot_display):
-            yield device
-
-
 def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
-    return [d for d in _assignable(host) if d.vendor_id == _AMD and d.device_id in ids]
+    """GPUs that could be assigned; the console's display on a host driver is excluded."""
+    return [
+        d
+        for d in host.devices
+        if _is_amd(d) and d.device_id in ids and (d.is_on_vfio or not d.is_boot_display)
+    ]
 
 
 def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
@@ -169,8 +166,9 @@ def reported_faults(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnosti
     for fault in _faults():
         devices = [
             d
-            for d in _assignable(host)
+            for d in gpus(host)
             if _ids(d) in fault["ids"]
+            and d.physical_function is None
             and (not fault.get("large_bar") or any(bar.size > _SMALL_BAR for bar in d.bars))
         ]
         cold = [d for d in devices if fault.get("d3cold") and d.d3cold_allowed]

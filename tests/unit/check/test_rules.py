@@ -1108,6 +1108,7 @@ BAR = Bar(2, 0x4000000000, 32 << 30, is_memory=True, is_64bit=True, is_prefetcha
         ("10de", "2b85", {"is_boot_display": True}, None),
         ("10de", "2b85", {"class_code": "040300"}, None),
         ("10de", "2bb5", {"physical_function": PciAddress.parse("0000:05:00.0")}, None),
+        ("10de", "2bb5", {"virtual_functions": (PciAddress.parse("0000:05:00.1"),)}, None),
         ("8086", "e211", {"bars": (BAR,)}, "warning"),
         ("8086", "e211", {"bars": (replace(BAR, size=256 << 20),)}, None),
     ],
