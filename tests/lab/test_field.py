@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import nested
-from tests.lab.command import vfiomgr
+from tests.lab.command import document, vfiomgr
 from tests.lab.nested import NAME
 from tests.lab.progress import Patience
 
@@ -189,3 +189,18 @@ def test_a_guest_that_is_wider_than_the_iommu_fails_and_starts_with_the_limit(
     assert "address bits" not in found
     start(shared_memory)
     assert nested.call("virsh", "domstate", NAME).stdout.strip() == "running"
+
+
+@pytest.mark.topology("workstation")
+def test_a_suspended_function_is_read_and_stays_suspended(topology: Topology) -> None:
+    nic = topology.addresses["nic"]
+    vfiomgr("bind", nic)
+    try:
+        power = DEVICES / nic / "power"
+        assert (DEVICES / nic / "power_state").read_text() == "D3hot\n"
+        before = (power / "runtime_active_time").read_text()
+        assert document("show", nic)["header_type"] == 0
+        assert (power / "runtime_status").read_text() == "suspended\n"
+        assert (power / "runtime_active_time").read_text() == before
+    finally:
+        vfiomgr("unbind", nic)
