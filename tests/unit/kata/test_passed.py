@@ -11,7 +11,7 @@ from tests.unit.devices import pci_device
 from tests.unit.kata.test_explain_releases import explained, found_by
 from tests.unit.kata_nodes import CONFIGURATION, GROUP, KataNode
 from vfiomgr.kata.model import KataRelease, RuntimeName
-from vfiomgr.kata.passed import dropped, takes_group
+from vfiomgr.kata.passed import dropped, takes_group, takes_one_function
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -88,6 +88,24 @@ def test_a_pod_is_told_of_what_does_not_reach_it(  # noqa: PLR0913, PLR0917 - a 
     found = found_by(explained(run, node, version))
     own = [name for name in found if name in {"kata-function-dropped", "kata-duplicate-function"}]
     assert own == ([broken] if broken else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime", "node", "is_limited"),
+    [
+        ("3.30", "rs", GROUP_NODE, False),
+        ("3.31", "rs", CDEV, True),
+        ("4.0", "rs", CDEV, True),
+        ("4.1", "rs", GROUP_NODE, True),
+        ("4.1", "rs", CDEV, False),
+        ("4.1", "go", GROUP_NODE, False),
+    ],
+)
+def test_runtime_rs_names_the_port_of_a_function_after_its_group(
+    version: str, runtime: RuntimeName, node: str, *, is_limited: bool
+) -> None:
+    release = KataRelease(Version.parse(version), runtime)
+    assert takes_one_function(release, node) == is_limited
 
 
 def test_a_gpu_that_is_alone_in_its_group_is_passed(run: Run, tmp_path: Path) -> None:
