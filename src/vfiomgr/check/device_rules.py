@@ -16,9 +16,9 @@ from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE, VENDOR_RESET_GPUS
 from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.model import CLASS_VGA
-from vfiomgr.pci.slots import is_integrated
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted, size
+from vfiomgr.value import values_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -278,16 +278,25 @@ def same_identifiers(host: HostSnapshot) -> Iterator[Diagnostic]:
 def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report GPUs for which the kernel has no reset method."""
     devices = [d for d in _resettable_gpus(host) if not d.reset_method]
-    if devices:
+    by_place = values_by_key((host.is_integrated(d), d) for d in devices)
+    for is_of_cpu, alike in by_place.items():
+        why = (
+            "VFIO can only reset all functions below the port together, if all are on VFIO drivers"
+        )
+        remedy = "bind the entire slot, as vfiomgr does by default; then start, stop and start a "
+        remedy += "guest as a test"
+        if is_of_cpu:
+            why = "a reset of its bus is not possible, because it has other functions of the CPU; "
+            why += "a second start, or a reboot of the guest, may hang guest and host"
+            remedy = "reboot the host between two starts, and do not reboot the guest; or let the "
+            remedy += "guest disable the GPU before it shuts down (RadeonResetBugFix in Windows)"
         yield finding(
             "no-reset",
             "warning",
-            f"{_counted(devices)} no reset method",
-            tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in devices),
-            "the next guest may fail to initialize it; VFIO can only reset all functions below the "
-            "port together, if all are on VFIO drivers",
-            "bind the entire slot, as vfiomgr does by default; then start, stop and start a guest "
-            "as a test",
+            f"{_counted(alike)} no reset method",
+            tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in alike),
+            f"the next guest may fail to initialize it; {why}",
+            remedy,
         )
 
 
@@ -335,9 +344,15 @@ def fabric(host: HostSnapshot) -> Iterator[Diagnostic]:
     switches = host.nvswitches
     if not own or not switches:
         return
-    place = "in the guest, which needs all NVSwitches and all GPUs"
-    if not all(switch.is_on_vfio for switch in switches):
-        place = "on the host, and activate a partition of the GPUs before a guest starts (fmpm -a)"
+    place = "on the host, and activate a partition of the GPUs before a guest starts (fmpm -a)"
+    if all(switch.is_on_vfio for switch in switches):
+        guests = {user.pid for device in own for user in host.holders(device)}
+        shared = "leave the NVSwitches to the driver nvidia of the host, set FABRIC_MODE=1 (shared "
+        shared += f"NVSwitch mode) in fabricmanager.cfg, and run nvidia-fabricmanager {place}"
+        one = "run nvidia-fabricmanager in the guest, which needs all NVSwitches and all GPUs"
+        remedy = shared if len(guests) > 1 else f"{one}; for several guests, {shared}"
+    else:
+        remedy = f"run nvidia-fabricmanager {place}"
     yield finding(
         "fabric-manager",
         "info",
@@ -345,7 +360,7 @@ def fabric(host: HostSnapshot) -> Iterator[Diagnostic]:
         tuple(f"{switch} is on {switch.driver or 'no driver'}" for switch in switches),
         "several of these GPUs start CUDA only after the Fabric Manager has initialized the fabric "
         "(error 802); one GPU alone does not need it",
-        f"run nvidia-fabricmanager {place}",
+        remedy,
     )
 
 
@@ -465,7 +480,7 @@ def resizable_bar(host: HostSnapshot) -> Iterator[Diagnostic]:
         bar = next((one for one in device.bars if not one.index), None)
         if bar is None or bar.size <= _SMALL_BAR or not device.class_code.startswith(CLASS_VGA):
             continue
-        if not _is_amd(device) or is_integrated(device, host.slot(device)):
+        if not _is_amd(device) or host.is_integrated(device):
             continue
         place = f"{_DEVICES}/{device.address}"
         fix = "turn Resizable BAR off in the firmware setup, which applies to all cards"

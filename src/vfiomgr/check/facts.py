@@ -59,6 +59,7 @@ _TOOLS = (
     "zypper",
     "pacman",
     "cloud-hypervisor",
+    "lxd",
     "nvidia-container-runtime",
 )
 _FILES = (
@@ -476,7 +477,24 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         has_kvm=_has_kvm(tree, has_dev=has_dev),
         kernel_log=read_kernel_log(tree),
         denials=_denials(tree),
+        ballooned=tuple(_ballooned(tree)),
     )
+
+
+_PROXMOX = HostPath("/etc/pve/qemu-server")
+_GUEST_KEY = expression(r"(?m)^(balloon|memory|hostpci\d+): *(?:current=)?(\S+)")
+
+
+def _ballooned(tree: HostTree) -> Iterator[str]:
+    """Their keys up to the first snapshot; a balloon of the memory's size gives nothing back."""
+    for name in tree.children(_PROXMOX):
+        text = tree.read_text(_PROXMOX / name) or ""
+        keys = dict(_GUEST_KEY.findall(text.partition("\n[")[0]))
+        balloon, memory = keys.get("balloon", "0"), keys.get("memory", "")
+        if not (balloon.isdigit() and memory.isdigit() and 0 < int(balloon) < int(memory)):
+            continue
+        if any(key.startswith("hostpci") for key in keys):
+            yield f"{_PROXMOX}/{name}: balloon: {balloon}, memory: {memory}"
 
 
 def _has_kvm(tree: HostTree, *, has_dev: bool) -> bool | None:

@@ -56,6 +56,21 @@ def _corrected(address: str) -> str:
     return bus if bus.count(":") > 1 else f"0000:{bus}"
 
 
+def balloons(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report guests of Proxmox whose balloon gives nothing back, because VFIO pins the memory."""
+    if facts.ballooned:
+        ids = [line.partition(".conf:")[0].rpartition("/")[2] for line in facts.ballooned]
+        yield finding(
+            "balloon",
+            "warning",
+            f"the balloon has no effect in guests with PCI devices: {', '.join(ids)}",
+            facts.ballooned,
+            "VFIO pins all memory of such a guest at its start, for DMA of the device (also of a "
+            "virtual function or vGPU): the host gets none of it back",
+            f"switch the balloon off, and give the guest a fixed size: qm set {ids[0]} --balloon 0",
+        )
+
+
 def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report what SELinux denied to programs that start guests or containers."""
     for one in facts.denials or ():

@@ -188,6 +188,8 @@ class Readiness(Value):
     denials: tuple[SelinuxDenial, ...] | None = ()
     """What an enforcing SELinux denied to programs that start guests or containers; None if the
     audit log cannot be read."""
+    ballooned: tuple[str, ...] = ()
+    """Proxmox's guests with a PCI device and a balloon: `FILE: balloon: 4096, memory: 16384`."""
 
     @property
     def iommu_widths(self) -> dict[str, int]:

@@ -138,6 +138,7 @@ RULES: RuleSet[HostSnapshot] = register(
             reading(_READINESS, device_rules.without_mdevctl, "mdevctl-missing"),
             reading(_READINESS, device_rules.d3cold, "d3cold"),
             reading(_READINESS, machine_rules.iommu_blocks_host, "iommu-blocks-host"),
+            reading(_READINESS, machine_rules.balloons, "balloon"),
             reading(_READINESS, machine_rules.hidden_addresses, "xen-hide-invalid"),
             reading(_READINESS, machine_rules.selinux_denials, "selinux-access"),
             reading(_READINESS, log_rules.kernel_fault, "kernel-fault"),

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from tests.unit.check.test_facts import RELEASE, read
 from tests.unit.check.test_rules import device, facts, found, host, severity
-from tests.unit.devices import pci_device
+from tests.unit.devices import pci_device, with_facts
 from tests.unit.host_files import tree_of
 from vfiomgr.check.model import LOAD, Distribution, KernelModule, ModuleSetting
 from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_initramfs
 from vfiomgr.persistence.model import Initramfs
+from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
@@ -153,6 +154,15 @@ def test_gpus_of_a_fabric_need_its_manager_where_the_switches_are() -> None:
     outside = found(host(gpu, replace(SWITCH, driver="nvidia-nvswitch")), "fabric-manager")
     assert outside is not None
     assert "run nvidia-fabricmanager on the host" in outside.remedy
+    assert "for several guests, leave the NVSwitches" in inside.remedy
+    second = device("0000:07:00.0", driver="vfio-pci", iommu_group=7)
+    users = tuple(
+        DeviceUser(f"/dev/vfio/{d.iommu_group}", number, "qemu", functions=(d.address,))
+        for number, d in enumerate((gpu, second))
+    )
+    shared = found(with_facts(host(gpu, second, SWITCH), users=users), "fabric-manager")
+    assert shared is not None
+    assert shared.remedy.startswith("leave the NVSwitches to the driver nvidia of the host")
     for others in ((gpu,), (device(), SWITCH), (replace(gpu, vendor_id="1002"), SWITCH)):
         assert found(host(*others), "fabric-manager") is None
 
@@ -456,6 +466,19 @@ def test_parameters_of_i915_that_allow_no_virtual_functions(
 
 VF = device(physical_function="0000:04:00.0", driver="vfio-pci")
 GPU = device(driver="vfio-pci", reset_method=("bus",))
+
+
+@pytest.mark.parametrize(
+    ("release", "tools", "is_found"),
+    [("5.1.16-arch1-1", ("lxd",), True), ("5.1.16", (), False), ("5.10.1", ("lxd",), False)],
+)
+def test_a_fault_may_need_a_program(
+    release: str, tools: tuple[str, ...], *, is_found: bool
+) -> None:
+    known = facts(distribution=Distribution("arch", "Arch", tools))
+    finding = found(host(readiness=known, kernel_release=release), "kernel-fault")
+    assert (finding is not None) is is_found
+    assert finding is None or finding.remedy.startswith("boot Linux 5.2 or later")
 
 
 @pytest.mark.parametrize(

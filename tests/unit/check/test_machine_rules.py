@@ -70,6 +70,28 @@ def test_bars_below_a_page_for_cloud_hypervisor(
 
 
 @pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("balloon: 4096\\nmemory: 16384\\nhostpci0: 0000:01:00,pcie=1", True),
+        ("balloon: 4096\\nmemory: current=16384\\nhostpci0: mapping=gpu", True),
+        ("balloon: 0\\nmemory: 16384\\nhostpci0: 0000:01:00", False),
+        ("balloon: 16384\\nmemory: 16384\\nhostpci0: 0000:01:00", False),
+        ("memory: 16384\\nhostpci0: 0000:01:00", False),
+        ("balloon: 4096\\nmemory: 16384", False),
+        ("memory: 16384\\nhostpci0: 0000:01:00\\n\\n[before]\\nballoon: 4096", False),
+    ],
+)
+def test_a_balloon_gives_nothing_back_in_a_guest_with_a_device(
+    tmp_path: Path, text: str, *, is_found: bool
+) -> None:
+    tree = tree_of(tmp_path, f"etc/pve/qemu-server/100.conf: {text}")
+    known = read_readiness(tree, None, ())
+    finding = found(host(readiness=known), "balloon")
+    assert (finding is not None) is is_found
+    assert finding is None or finding.remedy.endswith("qm set 100 --balloon 0")
+
+
+@pytest.mark.parametrize(
     ("value", "corrected"),
     [
         ("(0b:00.0)(0b::00.1)", "xen-pciback.hide=(0000:0b:00.0)(0000:0b:00.1)"),

@@ -1027,6 +1027,18 @@ def test_reset(methods: tuple[str, ...], rule: str | None) -> None:
     assert [r for r in ("no-reset", "weak-reset") if found(both, r)] == ([rule] if rule else [])
 
 
+def test_an_igpu_without_reset_is_not_to_be_bound_with_its_slot() -> None:
+    igpu = device(vendor_id="1002", device_id="1638", reset_method=())
+    psp = device("0000:04:00.2", class_code="108000", vendor_id="1022", device_id="15df")
+    other = device("0000:06:00.0", class_code="020000", reset_method=("flr",))
+    finding = found(host(igpu, psp, other), "no-reset")
+    assert finding is not None
+    assert finding.remedy.startswith("reboot the host between two starts")
+    card = found(host(device(reset_method=()), other), "no-reset")
+    assert card is not None
+    assert card.remedy.startswith("bind the entire slot")
+
+
 def test_a_kernel_without_reset_methods_is_not_judged_by_them() -> None:
     assert severity(host(device(reset_method=())), "no-reset") is None
 
