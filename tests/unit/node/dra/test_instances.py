@@ -249,3 +249,9 @@ def test_claims_that_are_not_prepared_yet_fit_together(data: st.DataObject) -> N
                 profile = kind.instance_profile or 0
                 wanted[profile] = wanted.get(profile, 0) + 1
         assert lay_out(partition(), wanted) is not None
+
+
+def test_gpu_instances_have_no_compatibility_groups() -> None:
+    made = pools(a100(), found(), NODE, has_groups=True)
+    assert made == pools(a100(), found(), NODE)
+    assert {use.groups for pool in made for d in pool.devices for use in d.consumes} == {()}
