@@ -253,11 +253,10 @@ def test_only_the_pods_of_a_layout_are_privileged() -> None:
     assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
 
 
-def test_the_pod_that_binds_is_not_privileged_but_has_the_rights_for_it() -> None:
+def test_only_the_pod_that_binds_is_privileged() -> None:
     found = pods(plain(ManifestRequest(dra=True, binder=True)))
     binder = found["vfiomgr-binder"]
-    more = {"capabilities_baseline", "appArmorProfile", "seLinuxOptions"}
-    assert violations(binder) == {"hostPathVolumes", "hostNamespaces"} | more
+    assert violations(binder) == {"hostPathVolumes", "hostNamespaces", "privileged"}
     assert binder["automountServiceAccountToken"] is False
     assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
     (container,) = containers(binder)

@@ -353,10 +353,14 @@ def scan(session: Session) -> None:
 @pass_session
 def create(session: Session, *, bind_only: bool) -> None:
     """Create vGPUs and bind devices for an agent, which starts this command itself."""
+    vgpus = import_module("vfiomgr.node.dra.vgpus")
+    kind = vgpus.Vgpus
+    if bind_only:
+        binder = import_module("vfiomgr.node.dra.binder")
+        vars(session)["tree"] = binder.PodTree(session.tree.root)
+        kind = binder.Binder
     host = _host_of(session)
     collect_as_usual()
-    vgpus = import_module("vfiomgr.node.dra.vgpus")
-    kind = import_module("vfiomgr.node.dra.binder").Binder if bind_only else vgpus.Vgpus
     try:
         vgpus.serve(kind(host), sys.stdin.buffer, sys.stdout.fileno())
     except (KeyboardInterrupt, BrokenPipeError):

@@ -20,20 +20,57 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import HostError
+from vfiomgr.host.programs import PROGRAM_PATH
+from vfiomgr.host.tree import HostTree
 from vfiomgr.node.dra.vgpus import Vgpus
 from vfiomgr.node.messages import BINDER, Order, Result
 from vfiomgr.node.model import OnDemand
 from vfiomgr.node.on_demand import unit_of
 from vfiomgr.node.processes import own_command
+from vfiomgr.passthrough.guards import PERSISTENCE_MODE
+from vfiomgr.vgpu.nvidia_smi import read_persistence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn
 
-    from vfiomgr.host.tree import HostTree
+    from vfiomgr.host.programs import ProgramAnswer
+    from vfiomgr.node.model import NodeUnit
+    from vfiomgr.snapshot.model import HostSnapshot
 
+_NVIDIA = "nvidia"
 _CREDENTIALS = struct.Struct("3i")
 """PID, UID and GID of a peer (SO_PEERCRED in unix(7))."""
+
+
+_NODE = "/proc/1/root"
+"""The root of the node, in its PID namespace."""
+_ROOTS = (_NODE, f"{_NODE}/run/nvidia/driver")
+"""Where programs of the node are; the second is that of the GPU Operator's driver container."""
+
+
+class PodTree(HostTree):
+    """The host of a privileged pod in the node's PID namespace; programs are those of the node.
+
+    The image has none of the drivers, and systemctl reaches the node's systemd in its root only.
+    """
+
+    def ask(self, command: Sequence[str], seconds: float = 15.0) -> ProgramAnswer | None:
+        """As on the node."""
+        return super().ask(of_node(command), seconds)
+
+    def call(self, *command: str, limit: float | None = 60) -> None:
+        """As on the node."""
+        super().call(*of_node(command), limit=limit)
+
+
+def of_node(command: Sequence[str], roots: Iterable[str] = _ROOTS) -> Sequence[str]:
+    """The command as it is run in the first root that has its program; links may be absolute."""
+    for root in roots:
+        places = (f"{root}{place}/{command[0]}" for place in PROGRAM_PATH.split(":"))
+        if any(map(os.path.lexists, places)):
+            return ("chroot", root, *command)
+    return command
 
 
 class Binder(Vgpus):
@@ -58,6 +95,7 @@ class Binder(Vgpus):
         layout, seen = layouts.installed_layout(self._tree, None), self._host.scan_devices()
         rules: dict[str, OnDemand] = {} if layout is None else layouts.on_demand(seen, layout)
         unit = unit_of(seen, order.addresses[0], OnDemand())
+        self._require_known_mode(seen, unit)
         found = [rules[name] for name in map(str, unit.addresses) if name in rules]
         if not found:
             refuse(
@@ -67,6 +105,17 @@ class Binder(Vgpus):
                 "use the same layout for all pods of vfiomgr, and restart them",
             )
         return found[0]
+
+    def _require_known_mode(self, seen: HostSnapshot, unit: NodeUnit) -> None:
+        """Refuse a GPU if it may be in persistence mode, in which NVIDIA's driver keeps it."""
+        for device in map(seen.device, unit.addresses):
+            if device.driver == _NVIDIA and read_persistence(self._tree, device.address) is None:
+                refuse(
+                    PERSISTENCE_MODE,
+                    device,
+                    f"cannot tell whether {device} is in persistence mode: no answer of nvidia-smi",
+                    "install nvidia-smi on the node, or run the agent as a service",
+                )
 
 
 def run(tree: HostTree) -> None:

@@ -27,7 +27,7 @@ from tests.unit.node.test_on_demand import CARD, DISK, LAYOUT, OWNER, drivers
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.library import Host
 from vfiomgr.node.dra import binder
-from vfiomgr.node.dra.binder import Binder, listen, serve
+from vfiomgr.node.dra.binder import Binder, listen, of_node, serve
 from vfiomgr.node.dra.binding import DIRECTORY
 from vfiomgr.node.dra.vgpus import serve as carry_out
 from vfiomgr.node.messages import BINDER, Order, Question, Settings
@@ -50,6 +50,12 @@ kernel = kernel_of_agent
 def host(place: Path) -> FakeKernel:
     """A host whose layout names the card."""
     return host_of(place)
+
+
+@pytest.fixture(autouse=True)
+def _modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is in persistence mode."""
+    monkeypatch.setattr(binder, "read_persistence", lambda _tree, _address: False)
 
 
 def host_of(place: Path) -> FakeKernel:
@@ -129,6 +135,28 @@ async def test_the_layout_decides_and_not_the_order(host: FakeKernel) -> None:
     host.remove(FILE)
     result = Binder(Host(host)).perform(Order("bind", OWNER, addresses=(CARD,)))
     assert "has no on-demand rule for it" in result.error
+
+
+def test_a_gpu_whose_persistence_mode_is_unknown_is_not_bound(
+    host: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binder, "read_persistence", lambda _tree, _address: None)
+    result = Binder(Host(host)).perform(Order("bind", OWNER, addresses=(CARD,)))
+    assert result.is_refused
+    assert "cannot tell whether 0000:01:00.0 " in result.error
+    assert drivers(host) == ("nvidia", "snd_hda_intel")
+
+
+def test_programs_are_those_of_the_node_or_of_its_driver_container(tmp_path: Path) -> None:
+    roots = [str(tmp_path / name) for name in ("node", "driver")]
+    smi = ("nvidia-smi", "-q")
+    assert of_node(smi, roots) == smi
+    (tmp_path / "driver/usr/bin").mkdir(parents=True)
+    (tmp_path / "driver/usr/bin/nvidia-smi").symlink_to("/etc/alternatives/nvidia-smi")
+    assert of_node(smi, roots) == ("chroot", roots[1], *smi)
+    (tmp_path / "node/usr/sbin").mkdir(parents=True)
+    (tmp_path / "node/usr/sbin/nvidia-smi").touch()
+    assert of_node(smi, roots) == ("chroot", roots[0], *smi)
 
 
 async def test_only_root_and_this_user_give_orders(
