@@ -48,6 +48,12 @@ _TOKEN = expression(
     re.DOTALL,
 )
 _OPENS, _CLOSES = frozenset("([{"), frozenset(")]}")
+_REAL = "real_"
+_DOMAINS = expression(
+    r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
+    r"|\bdevice\s*\.\s*(attributes|capacity)\b(?!\s*(?:\[|\.\s*\w+\b(?!\s*\()))"
+)
+"""A text; or the domains of a device, of which none is read: `"a.io" in device.attributes`."""
 
 
 class TooCostly(ValueError):  # noqa: N818 - the name describes the expression
@@ -119,8 +125,12 @@ def _size(value: object) -> int:
 
 
 def metered(source: str) -> str:
-    """The expression with a call of COUNTER in each macro."""
-    return _metered(_TOKEN.findall(source))
+    """The expression with a call of COUNTER in each macro, and with maps of the real domains."""
+    return _metered(_TOKEN.findall(_DOMAINS.sub(_with_real_domains, source)))
+
+
+def _with_real_domains(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else f"device.{_REAL}{match[1]}"
 
 
 def require_short(source: str) -> None:
@@ -176,6 +186,10 @@ def _arguments(tokens: Sequence[str], begin: int) -> tuple[list[Sequence[str]], 
 
 _QUANTITY = "quantity"
 """The key of a quantity: a map, so that operators that Kubernetes refuses are refused too."""
+_SEMVER = "semver"
+"""The key of a version; devices of vfiomgr have none, but classes of others compare them."""
+_STRICT = expression(r"(\d+)\.(\d+)\.(\d+)(?:-[-.\w]+)?(?:\+[-.\w]+)?")
+_LENIENT = expression(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(?:-[-.\w]+)?(?:\+[-.\w]+)?")
 _LIBRARIES = ("strings", "sets", "lists")
 _TEXT = expression(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
 _UNSUPPORTED = expression(r"\bcel\s*\.\s*bind\s*\(|\.\?|\[\?")
@@ -304,11 +318,15 @@ def _variable(facts: Facts, domains: frozenset[str]) -> dict[str, object]:
     """The variable `device`; a domain without attributes is an empty map, not an error."""
     attributes, capacity = facts
     quantities = {name: _quantity(Fraction(amount)) for name, amount in capacity}
+    values: dict[str, Mapping[str, object]] = {
+        "attributes": dict(attributes),
+        "capacity": quantities,
+    }
     return {
         "driver": DRIVER,
         "allowMultipleAllocations": False,
-        "attributes": _by_domain(dict(attributes), domains),
-        "capacity": _by_domain(quantities, domains),
+        **{name: _by_domain(own, domains) for name, own in values.items()},
+        **{f"{_REAL}{name}": _by_domain(own, frozenset()) for name, own in values.items()},
     }
 
 
@@ -342,8 +360,30 @@ def _parsed(text: str) -> dict[str, str]:
 
 
 def _compared(one: object, other: object) -> int:
-    a, b = _amount(one), _amount(other)
+    a, b = (_numbers(each) if _is_version(each) else (_amount(each),) for each in (one, other))
     return (a > b) - (a < b)
+
+
+def _version(text: str, lenient: bool = False) -> dict[str, str]:  # noqa: FBT001, FBT002 - of CEL
+    found = (_LENIENT if lenient else _STRICT).fullmatch(text)
+    if found is None:
+        message = f"not a semantic version: {text!r}"
+        raise ValueError(message)
+    return {_SEMVER: ".".join(part or "0" for part in found.groups())}
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, dict) and _SEMVER in value
+
+
+def _numbers(version: Any) -> tuple[Fraction, ...]:  # noqa: ANN401 - what an expression passes
+    return tuple(map(Fraction, version[_SEMVER].split(".")))
+
+
+def _includes(values: object, one: object) -> bool:
+    """Whether an attribute has a value; 1 and true differ."""
+    every = values if isinstance(values, list) else [values]
+    return any(type(each) is type(one) and each == one for each in every)
 
 
 def _whole(quantity: object) -> int:
@@ -365,6 +405,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isGreaterThan": lambda one, other: _compared(one, other) > 0,
     "isLessThan": lambda one, other: _compared(one, other) < 0,
     "compareTo": _compared,
+    "includes": _includes,
+    "semver": _version,
+    "isSemver": lambda text, lenient=False: bool(
+        (_LENIENT if lenient else _STRICT).fullmatch(text)
+    ),
     "isInteger": lambda one: _amount(one).denominator == 1,
     "asInteger": _whole,
     "asApproximateFloat": lambda one: float(_amount(one)),

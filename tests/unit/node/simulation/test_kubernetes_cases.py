@@ -17,7 +17,7 @@ from vfiomgr.node.dra.model import Consumption, CounterSet, DraDevice, Pool, Tai
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.simulation.objects import read_simulation
 from vfiomgr.node.simulation.scheduler import Scheduler, template_of
-from vfiomgr.node.simulation.selectors import Selectors
+from vfiomgr.node.simulation.selectors import SelectorError, Selectors, facts_of
 from vfiomgr.units import parse_quantity, whole
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ CASES: dict[str, Case] = {**DOCUMENT["cases"], **DOCUMENT["further"]}
 CLASSES = {
     f"class-{each}": [f'device.attributes["vfiomgr.io"].driver == "driver-{each}"'] for each in "ab"
 }
-ALL_CASES = 223
+OWN = {"driver": "driver-a"}
+ALL_CASES, ALL_EXPRESSIONS = 223, 71
+SELECTORS: dict[str, Any] = YAML(typ="safe").load(Path(__file__).parent / "cel_cases.yaml")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -54,11 +56,28 @@ def test_the_verdict_is_that_of_kubernetes(name: str) -> None:
     ]
 
 
-def test_every_case_of_kubernetes_is_compared_or_says_why_not() -> None:
-    others = [name for names in DOCUMENT["not_compared"].values() for name in names]
-    assert len(DOCUMENT["cases"]) + len(others) == ALL_CASES
-    assert not DOCUMENT["cases"].keys() & set(others)
-    counts = f"{len(DOCUMENT['cases'])} of the {ALL_CASES} cases"
+@pytest.mark.parametrize("name", SELECTORS["cases"])
+def test_a_selector_selects_as_in_kubernetes(name: str) -> None:
+    case = SELECTORS["cases"][name]
+    facts = facts_of(_device("a", {"capacity": case.get("capacity", {}), **case}, own={}))
+    if case["expected"] == "error":
+        with pytest.raises(SelectorError):
+            Selectors().matches(case["expression"], facts)
+    else:
+        assert Selectors().matches(case["expression"], facts) is case["expected"]
+
+
+@pytest.mark.parametrize(
+    ("document", "count", "what"),
+    [(DOCUMENT, ALL_CASES, "cases"), (SELECTORS, ALL_EXPRESSIONS, "expressions")],
+)
+def test_every_case_of_kubernetes_is_compared_or_says_why_not(
+    document: dict[str, Any], count: int, what: str
+) -> None:
+    others = [name for names in document["not_compared"].values() for name in names]
+    assert len(document["cases"]) + len(others) == count
+    assert not document["cases"].keys() & set(others)
+    counts = f"{len(document['cases'])} of the {count} {what}"
     assert counts in (Path(__file__).parents[4] / "docs/kubernetes.md").read_text()
 
 
@@ -129,14 +148,14 @@ def _pools(case: Case) -> Iterator[Pool]:
         yield Pool(f"{NODE}/{name}", own, sets)
 
 
-def _device(name: str, written: Mapping[str, Any]) -> DraDevice:
+def _device(name: str, written: Mapping[str, Any], own: Mapping[str, Any] = OWN) -> DraDevice:
     groups = written.get("groups", {})
     attributes: dict[str, Any] = written.get("attributes", {})
     attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in attributes.items()}
     return DraDevice(
         name,
         Target(),
-        {**attributes, "driver": written.get("driver", "driver-a")},
+        {**attributes, **{key: written.get(key, value) for key, value in own.items()}},
         _numbers(written.get("capacity", {})),
         tuple(
             Consumption(each, _numbers(own), tuple(groups.get(each, ())))

@@ -53,6 +53,13 @@ def matches(expression: str) -> bool:
         f'isQuantity("1k") && !isQuantity("1x") && {MEMORY}.isInteger()',
         f"{MEMORY}.asApproximateFloat() > 8.0e9",
         "!device.allowMultipleAllocations",
+        '"vfiomgr.io" in device.attributes && !("other.io" in device.attributes)',
+        '!("other.io" in device . capacity) && device.attributes["other.io"].size() == 0',
+        'device.attributes.all(d, d != "other.io") && device.attributes.size() == 2',
+        '"in device.attributes".size() == 20',
+        f'{OWN}.type.includes("A40-8Q") && !{OWN}.count.includes(true)',
+        'semver("1.10.0").isGreaterThan(semver("1.9.3")) && isSemver("v1.2", true)',
+        '!isSemver("1.2") && semver("v2", true).compareTo(semver("2.0.0")) == 0',
     ],
 )
 def test_an_expression_that_matches(expression: str) -> None:
@@ -73,6 +80,7 @@ def test_an_expression_that_matches(expression: str) -> None:
         ("device.driver ==", "Syntax error"),
         ("devices.driver == 1", "unknown variable: devices"),
         ("nope(device.driver)", "unknown function: nope"),
+        ('semver("1.2") == semver("1.2.0")', "not a semantic version: '1.2'"),
     ],
 )
 def test_an_expression_that_fails(expression: str, why: str) -> None:
