@@ -564,6 +564,9 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--unit vfiomgr-node.service --alias a", "not an alias: 'a'"),
         ("--binder", "--binder does nothing without --dra"),
         ("--stop-gpu-operator", "--stop-gpu-operator does nothing without --dra"),
+        ("--no-daemon-set", "--no-daemon-set does nothing without --dra"),
+        ("--dra --no-daemon-set --image a/b:1", "--no-daemon-set and --image contradict"),
+        ("--dra --no-daemon-set --with-layout x", "--no-daemon-set and --with-layout contradict"),
         ("--layout a", "--layout does nothing without --with-layout"),
         ("--with-layout none.yaml", "cannot read the layout file none.yaml"),
         ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),
@@ -627,6 +630,14 @@ def test_a_unit_names_resources_as_the_agent_does(
     objects = list(YAML(typ="safe", pure=True).load_all(run("node", "manifests", *NAMES).stdout))
     (agent,) = pods(objects)["vfiomgr-node"]["containers"]
     assert agent["args"][-len(NAMES) :] == list(NAMES)
+
+
+def test_agents_that_are_services_need_the_objects_without_the_daemon_set(run: Run) -> None:
+    options = ("node", "manifests", "--dra", "--format", "json")
+    every, own = (run(*options, *more) for more in ((), ("--no-daemon-set",)))
+    kept = [each for each in json.loads(every.stdout)["items"] if each["kind"] != "DaemonSet"]
+    assert json.loads(own.stdout)["items"] == kept
+    assert not own.stderr, "neither an image nor the kubelet's directory is in them"
 
 
 def test_the_unit_of_an_agent_with_claims_reaches_the_api_server_and_the_kubelet(

@@ -103,6 +103,12 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     help="Let the agent stop the GPU Operator's monitoring during a bind (stop: gpu-operator).",
 )
 @click.option(
+    "--no-daemon-set",
+    "as_services",
+    is_flag=True,
+    help="With --dra: leave the DaemonSet out, where the agents are services.",
+)
+@click.option(
     "--with-layout",
     "file",
     metavar="FILE",
@@ -138,6 +144,7 @@ def manifests(
     binding_conditions: bool,
     binder: bool,
     gpu_operator: bool,
+    as_services: bool,
     file: str | None,
     name: str | None,
     unit: str | None,
@@ -163,10 +170,16 @@ def manifests(
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
       vfiomgr node manifests --unit vfiomgr-node.service --dra
+      vfiomgr node manifests --dra --no-daemon-set | kubectl apply -f -
     """
     arguments = arguments_of(node_settings(names))
     if binding_conditions and not dra:
         forbid_alone(BINDING_CONDITIONS, "--dra", "only claims have such conditions")
+    if as_services and not dra:
+        forbid_alone("--no-daemon-set", "--dra", "there are no other objects")
+    if as_services and (image is not None or file is not None):
+        own = "--image" if file is None else "--with-layout"
+        forbid_together("--no-daemon-set", own, "it is for a DaemonSet")
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:
@@ -183,10 +196,13 @@ def manifests(
         if is_given and not dra:
             forbid_alone(option, "--dra", "only the driver for claims binds devices")
     layout = _layout(file, name)
+    root = named_kubelet_root(distribution, kubelet_root)
+    if root is None:
+        root = KUBELET_ROOT if as_services else _own_kubelet_root(session)
     wanted = ManifestRequest(
         image=IMAGE if image is None else image,
         namespace=namespace,
-        kubelet_root=named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session),
+        kubelet_root=root,
         node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
         selinux=selinux,
         layout=layout,
@@ -197,13 +213,16 @@ def manifests(
         gpu_operator=gpu_operator,
         arguments=arguments,
     )
-    if image is None:
+    if image is None and not as_services:
         note(
             f"the image {IMAGE} is not in a registry; pass --image with a name that nodes can pull"
         )
     if not selinux and session.snapshot is None and session.files.exists(_SELINUX):
         note("SELinux is in use: pass --selinux if the agent cannot create its socket")
-    print_objects(manifests_of(wanted), session.format)
+    objects = manifests_of(wanted)
+    if as_services:
+        objects = [each for each in objects if each["kind"] != "DaemonSet"]
+    print_objects(objects, session.format)
 
 
 _FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions", "events")
@@ -217,6 +236,7 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "name": "--layout",
         "selectors": "--node-selector",
         "gpu_operator": "--stop-gpu-operator",
+        "as_services": "--no-daemon-set",
     }
     for name in (
         "distribution",
@@ -229,6 +249,7 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "binding_conditions",
         "binder",
         "gpu_operator",
+        "as_services",
         "file",
         "name",
     ):
