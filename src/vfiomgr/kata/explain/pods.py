@@ -76,6 +76,7 @@ class ExplainOptions(Keywords, total=False):
             "Use this layout of the node, for claims.  [default: the installed one]",
             flags=("--with-layout",),
             metavar="FILE",
+            complete="cli.options:complete_file",
         ),
     ]
     cri: Annotated[
