@@ -175,11 +175,8 @@ def manifests(
     arguments = arguments_of(node_settings(names))
     if binding_conditions and not dra:
         forbid_alone(BINDING_CONDITIONS, "--dra", "only claims have such conditions")
-    if as_services and not dra:
-        forbid_alone("--no-daemon-set", "--dra", "there are no other objects")
-    if as_services and (image is not None or file is not None):
-        own = "--image" if file is None else "--with-layout"
-        forbid_together("--no-daemon-set", own, "it is for a DaemonSet")
+    if as_services:
+        _forbid_daemon_set(dra=dra, image=image, file=file)
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:
@@ -196,9 +193,8 @@ def manifests(
         if is_given and not dra:
             forbid_alone(option, "--dra", "only the driver for claims binds devices")
     layout = _layout(file, name)
-    root = named_kubelet_root(distribution, kubelet_root)
-    if root is None:
-        root = KUBELET_ROOT if as_services else _own_kubelet_root(session)
+    usual = KUBELET_ROOT if as_services else None  # no object of theirs has it
+    root = named_kubelet_root(distribution, kubelet_root) or usual or _own_kubelet_root(session)
     wanted = ManifestRequest(
         image=IMAGE if image is None else image,
         namespace=namespace,
@@ -219,9 +215,8 @@ def manifests(
         )
     if not selinux and session.snapshot is None and session.files.exists(_SELINUX):
         note("SELinux is in use: pass --selinux if the agent cannot create its socket")
-    objects = manifests_of(wanted)
-    if as_services:
-        objects = [each for each in objects if each["kind"] != "DaemonSet"]
+    left_out = {"DaemonSet"} if as_services else set()
+    objects = [each for each in manifests_of(wanted) if each["kind"] not in left_out]
     print_objects(objects, session.format)
 
 
@@ -256,6 +251,15 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         if parameters[name] and not (has_claims and name in _FOR_CLAIMS):
             option = options.get(name, f"--{name.replace('_', '-')}")
             forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
+
+
+def _forbid_daemon_set(*, dra: bool, image: str | None, file: str | None) -> None:
+    """Reject options of DaemonSets where none is printed."""
+    if not dra:
+        forbid_alone("--no-daemon-set", "--dra", "there are no other objects")
+    for option, value in (("--image", image), ("--with-layout", file)):
+        if value is not None:
+            forbid_together("--no-daemon-set", option, "it is for a DaemonSet")
 
 
 def _program() -> str:
