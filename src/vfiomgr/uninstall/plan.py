@@ -24,6 +24,7 @@ from vfiomgr.libvirt.hook import plan_uninstall as plan_hook
 from vfiomgr.passthrough.plan import plan_unbind
 from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.paths import SCRIPT, STATE, HostPath
+from vfiomgr.pci.model import is_address
 from vfiomgr.persistence import installed_layout as layouts
 from vfiomgr.persistence import plan as persistence
 from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES
@@ -42,6 +43,7 @@ from vfiomgr.uninstall.requests import Uninstall
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import TextFile
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
@@ -78,6 +80,12 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
     return replace(made, notes=(*made.notes, kept), already=())
 
 
+def _with_way_out(found: Diagnostic) -> Diagnostic:
+    address, _, _ = found.subject.partition(" ")
+    leave = f"leave it on its driver: --keep {address if is_address(address) else 'ADDRESS'}"
+    return replace(found, remedies=(*found.remedies, Remedy(leave)))
+
+
 def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
     """Return bound functions to their original drivers, or report that they stay."""
     notes = tuple(_vgpu_notes(host))
@@ -96,9 +104,7 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
     try:
         made = plan_unbind(bare, Unbind(addresses, only=True))
     except Refusal as error:
-        leave = Remedy("leave it on its driver with --keep ADDRESS")
-        found = (replace(d, remedies=(*d.remedies, leave)) for d in diagnostics_of(error))
-        raise refusal(found) from None
+        raise refusal(map(_with_way_out, diagnostics_of(error))) from None
     return replace(made, notes=(*made.notes, *notes))
 
 

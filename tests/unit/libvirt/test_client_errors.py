@@ -474,7 +474,7 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
         ),
         LibvirtFailed,
         "IOMMU group 25 is not viable",
-        "--with-group",
+        "vfiomgr bind 0000:65:00.0 --with-group",
     ),
     (
         ReportedError(
@@ -484,7 +484,7 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
         ),
         LibvirtFailed,
         "does not respond",
-        "vfiomgr reset",
+        "vfiomgr reset 0000:65:00.0;",
     ),
     (
         ReportedError(
@@ -516,7 +516,7 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
         ),
         LibvirtFailed,
         "the device is in use:",
-        "vfiomgr show",
+        "vfiomgr show ADDRESS shows",
     ),
     (
         ReportedError(

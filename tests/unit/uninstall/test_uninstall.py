@@ -130,7 +130,7 @@ def test_a_device_in_use_refuses_all_and_the_option_to_leave_it_is_named(tmp_pat
     with pytest.raises(Refusal) as caught:
         api.plan(used, request)
     assert str(GPU) in caught.value.message
-    assert "leave it on its driver with --keep ADDRESS" in str(caught.value.remedy)
+    assert f"leave it on its driver: --keep {GPU};" in str(caught.value.remedy)
     kept = request_for(kernel, unbind=True, keep=(str(GPU), str(AUDIO)))
     assert api.plan(used, kept).steps
     api.apply(kept, tree=kernel)

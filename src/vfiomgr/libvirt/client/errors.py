@@ -22,6 +22,7 @@ from importlib.resources import files
 from vfiomgr import errors
 from vfiomgr.documents.text import parse_toml
 from vfiomgr.errors import LibvirtFailed, VfiomgrError
+from vfiomgr.messages.known import first_address
 from vfiomgr.value import Value
 
 LOGS = "journalctl -u libvirtd -u virtqemud"
@@ -142,7 +143,8 @@ def _with_cause(seen: ReportedError, subject: str, words: str) -> VfiomgrError |
         if found is None:
             continue
         parts = {name: _shortened(part or "") for name, part in found.groupdict().items()}
-        known = {"text": words, "subject": subject, "logs": LOGS, **parts}
+        address = first_address(seen.text) or "ADDRESS"
+        known = {"text": words, "subject": subject, "logs": LOGS, "address": address, **parts}
         quoted = {**known, **{name: shlex.quote(known[name]) for name in _NAMES & known.keys()}}
         message, hint = cause.message.format(**known), cause.hint.format(**quoted)
         if cause.error is LibvirtFailed:
