@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,38 @@ def test_free_devices_are_those_that_can_be_allocated_at_once() -> None:
     text = ANY + pods() + claim(f"[{exactly(small, VGPU)}]", name="s") + pods(2, "s", template="s")
     before, after = ANY + pods(0), text
     assert [simulate(made, each).nodes[0].free for each in (before, after)] == [7, 2]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "before", "count"),
+    [
+        pytest.param(1, 10, 0, 10, id="SchedulingWithResourceClaimTemplate/fast"),
+        pytest.param(
+            100, 20, 1000, 1000, id="SchedulingWithResourceClaimTemplate/2000pods_100nodes"
+        ),
+        pytest.param(100, 10, 990, 10, id="SteadyStateClusterResourceClaimTemplate/full_100nodes"),
+    ],
+)
+def test_nodes_are_filled_completely(nodes: int, devices: int, before: int, count: int) -> None:
+    """Workloads in test/integration/scheduler_perf/dra/performance-config.yaml of Kubernetes."""
+    made = Cluster()
+    node = template(plain(*(device(number) for number in range(devices))))
+    made.add(node, (f"scheduler-perf-dra-{number}" for number in range(nodes)))
+    result = simulate(made, ANY + pods(before, "init") + pods(count + 1, "test"))
+    assert [pod.pod for pod in result.pods if pod.node is None] == [f"default/test-{count + 1}"]
+    assert sum(node.free for node in result.nodes) == 0
+
+
+@pytest.mark.parametrize("name", ["example.com/a", "deviceclass.resource.kubernetes.io/a"])
+def test_an_extended_resource_gets_a_device_of_its_class(name: str) -> None:
+    """As testExtendedResource in test/integration/dra/extendedresource.go of Kubernetes."""
+    own = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: a}\n"
+    own += "spec: {extendedResourceName: example.com/a, selectors: [{cel: {expression: 'true'}}]}\n"
+    limit = LIMIT.replace("vfiomgr.io/A40: 2", f"{name}: 1")
+    made = cluster(none=template(), worker=template(plain(device(1))))
+    result = simulate(made, own + limit + limit.replace("plain", "second"))
+    assert placed(result) == [("worker", ["pci-0000-01-00-0"]), (None, [])]
+    assert result.pods[0].devices[0].claim == name
 
 
 def test_groups_keep_sizes_apart() -> None:
