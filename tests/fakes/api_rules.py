@@ -41,6 +41,8 @@ ALPHA = frozenset({"DRADeviceCompatibilityGroups", "DRAListTypeAttributes"})
 """The gates that are off by default, or unknown to the server (kube_features.go of 1.37)."""
 EFFECTS = frozenset({"None", "NoSchedule", "NoExecute"})
 """Of taints, from 1.35 on (validDeviceTaintEffects in pkg/apis/resource/validation)."""
+MERGE = "application/merge-patch+json"
+"""The only form of patches that the fake knows (PatchResource in apiserver's handlers/patch.go)."""
 _FIXED = ("driver", "nodeName")
 """Fields of a ResourceSlice that do not change; the name of its pool is another."""
 _NEXT = {"": "k", "k": "M", "M": "G", "Ki": "Mi", "Mi": "Gi", "Gi": "Ti"}

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.fakes.api_rules import (
     ALPHA,
     EFFECTS,
+    MERGE,
     Refused,
     drop_deallocated,
     gates_of,
@@ -57,6 +58,8 @@ class Request:
     query: dict[str, str]
     bearer: str
     body: Any = None
+    content: str = ""
+    """The type of the body."""
 
     @property
     def is_watch(self) -> bool:
@@ -262,6 +265,9 @@ class ApiServer:
                         body["metadata"].setdefault("namespace", namespace)
                     is_trial = request.query.get("dryRun") == "All"
                     return 201, self._create(kind, body, is_trial=is_trial)
+                case "PATCH" if request.content != MERGE:
+                    unknown = f"the body of the request was in an unknown format: {request.content}"
+                    raise Refused(415, unknown)
                 case "PATCH":
                     return 200, self._patch(kind, self._found(kind, name), request.body)
                 case "PUT":
@@ -456,7 +462,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(length)) if length else None
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request(self.command, place.path, dict(parse_qsl(place.query)), bearer, body)
+        content = self.headers.get("Content-Type", "")
+        query = dict(parse_qsl(place.query))
+        request = Request(self.command, place.path, query, bearer, body, content)
         try:
             self._api.admit(request)
             if request.is_watch:

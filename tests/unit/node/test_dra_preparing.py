@@ -760,6 +760,14 @@ def test_a_claim_that_the_kubelet_asked_for_is_not_released_as_an_early_one(
     nothing_is_left(node)
 
 
+def test_a_device_that_no_pod_had_is_not_reset(tmp_path: Path) -> None:
+    node = on_demand_node(tmp_path)
+    run(node.preparing.prepare(with_reset(claim_for(ONE), reset=True), is_early=True))
+    end_early(node)
+    assert "reset" not in node.creating.orders
+    nothing_is_left(node)
+
+
 # ---- many
 
 

@@ -90,14 +90,10 @@ class Nominated:
                 self._wake.clear()
 
     @property
-    def _nominated(self) -> set[str]:
-        """The claims of the pods, NAMESPACE/NAME."""
-        return {name for pod in self._pods.objects.values() for name in claims_of(pod)}
-
-    @property
     def _names(self) -> set[str]:
-        """The claims to read."""
-        return self._nominated | {str(claim) for claim in self._early()}
+        """The claims to read, NAMESPACE/NAME: those of the pods, and those that are to be ended."""
+        names = {name for pod in self._pods.objects.values() for name in claims_of(pod)}
+        return names | {str(claim) for claim in self._early()}
 
     async def _follow(self, name: str) -> None:
         """Read a claim while it matters."""
@@ -131,7 +127,7 @@ class Nominated:
             if str(record) == name and not self._has(document, record):
                 await self._release(record)
         awaited = _awaited(document, self._node)
-        if awaited and name in self._nominated and not self._is_in_use(document, awaited):
+        if awaited and not self._is_in_use(document, awaited):
             await self._bind(document, awaited)
 
     def _has(self, document: Object, record: PreparedClaim) -> bool:

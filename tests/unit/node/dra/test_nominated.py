@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.cluster import NODE, rights
-from tests.unit.node.dra.test_driver_binding import CARD, DEVICE, driver_of, kernel, until_known
+from tests.unit.node.dra.test_driver_binding import (
+    CARD,
+    DEVICE,
+    driver_of,
+    kernel,
+    of_node,
+    until_known,
+)
 from tests.unit.node.dra.test_driver_vgpus import node
 from vfiomgr.node.dra import driver, nominated
 from vfiomgr.node.dra.binding import DIRECTORY
@@ -71,6 +78,7 @@ async def test_a_device_is_bound_before_its_pod_is_placed(
     place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with waiting(place, kernel, monkeypatch) as made:
+        slices = of_node(made)
         made.scheduler.create("p")
         made.scheduler.nominate("p")
         await made.until(lambda: any("resourceclaims" in r.path for r in made.server.requests))
@@ -79,6 +87,7 @@ async def test_a_device_is_bound_before_its_pod_is_placed(
         await made.until(made.scheduler.conditions)
         assert made.scheduler.conditions() == {BOUND: "the device is on its VFIO driver"}
         assert driver_of(kernel) == "vfio-pci"
+        assert of_node(made) == slices
         record = kernel.read_text(DIRECTORY / f"{CARD}.json")
         made.scheduler.place("p")
         (prepared,) = await made.prepare()
@@ -182,6 +191,23 @@ async def test_a_claim_that_changes_meanwhile_is_read_again(
         assert made.scheduler.conditions().keys() == {BOUND}
         ((first, second),) = (c["status"]["devices"] for c in made.server.objects("resourceclaims"))
         assert (first["driver"], second["device"]) == ("nic.example", DEVICE)
+        assert not [text for text in made.told if "cannot" in text]
+
+
+async def test_a_claim_of_the_same_name_is_another_one(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        made.server.remove("pods", "ml/p")
+        made.server.remove("resourceclaims", "ml/gpu")
+        made.scheduler.create("q", uid="uid-2")
+        made.scheduler.nominate("q")
+        made.scheduler.allocate(DEVICE)
+        await made.until(made.scheduler.conditions)
+        assert [claim.uid for claim in early(made)] == ["uid-2"]
+        assert made.creator.orders.count("return") == 1
 
 
 async def test_a_device_that_a_claim_is_about_to_return_is_waited_for(
