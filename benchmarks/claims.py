@@ -32,8 +32,8 @@ import sys
 from pathlib import Path
 from tests.fakes.vgpu_hosts import t4_host
 from vfiomgr.library import Host
-from vfiomgr.node.dra.vgpus import serve
-serve(Host(t4_host(Path(sys.argv[1]))), sys.stdin.buffer, 1)
+from vfiomgr.node.dra.vgpus import Vgpus, serve
+serve(Vgpus(Host(t4_host(Path(sys.argv[1])))), sys.stdin.buffer, 1)
 """
 """What an agent starts for vGPUs, with a kernel that reacts."""
 _TYPE = "nvidia-222"

@@ -167,7 +167,7 @@ def test_orders_are_answered_line_by_line(kernel: FakeKernel) -> None:
     ours, theirs = os.pipe(), os.pipe()
     orders = [Order("create", "a", GPU, TYPE), Order("remove", "a"), Order("create", "b", GPU, "x")]
     with os.fdopen(ours[0], "rb") as source, os.fdopen(theirs[0], "rb") as answers:
-        serving = threading.Thread(target=serve, args=(Host(kernel), source, theirs[1]))
+        serving = threading.Thread(target=serve, args=(Vgpus(Host(kernel)), source, theirs[1]))
         serving.start()
         os.write(ours[1], b"".join(map(write, orders)))
         os.close(ours[1])
