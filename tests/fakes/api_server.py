@@ -393,13 +393,7 @@ class ApiServer:
         return self._write("ADDED", kind, created)
 
     def _replace(self, kind: str, old: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-        version = document["metadata"].get("resourceVersion")
-        if version not in (None, old["metadata"]["resourceVersion"]):
-            message = (
-                "the object has been modified; please apply your changes to the latest version"
-            )
-            told = f'Operation cannot be fulfilled on {kind} "{key_of(old)}": {message}'
-            raise Refused(409, told)
+        _require_version(kind, old, document)
         new = deepcopy(document)
         kept = {name: old["metadata"][name] for name in ("uid", "resourceVersion")}
         new["metadata"] = {**new["metadata"], **kept}
@@ -416,6 +410,7 @@ class ApiServer:
             raise Refused(409, "Precondition failed: UID in precondition")
         new = merged(old, {**change, "metadata": {}})
         new["metadata"]["resourceVersion"] = change["metadata"].get("resourceVersion")
+        _require_version(kind, old, new)  # before it is judged (Update in registry/store.go)
         require_rights(old, new, self.rights)
         return self._replace(kind, old, new)
 
@@ -431,6 +426,14 @@ class ApiServer:
         self._state.log.append(Change(self._state.version, change, kind, document, before))
         self._changed.notify_all()
         return document
+
+
+def _require_version(kind: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuse a change of another version than the stored one."""
+    if new["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
+        message = "the object has been modified; please apply your changes to the latest version"
+        told = f'Operation cannot be fulfilled on {kind} "{key_of(old)}": {message}'
+        raise Refused(409, told)
 
 
 class _Handler(BaseHTTPRequestHandler):
