@@ -41,6 +41,8 @@ _CHAINS = 3
 _PARTS = 3
 """How many parts of a longer list a table shows."""
 _LONG = 5
+_INLINE = 2
+"""How much evidence stands in the line of a problem."""
 _BREAKS = 8
 """How many problems of a step with many devices a table shows."""
 _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
@@ -150,8 +152,10 @@ def _break_lines(found: Diagnostic) -> Iterator[str]:
     silent = ", silent" if found.rule in SILENT else ""
     verb = "break" if found.severity == "blocker" else "may break"
     why = f": {found.why}" if found.why else ""
-    evidence = f" ({'; '.join(found.evidence)})" if found.evidence else ""
+    is_long = len(found.evidence) > _INLINE
+    evidence = f" ({'; '.join(found.evidence)})" if found.evidence and not is_long else ""
     yield f"{_INDENT}{verb}{number}{silent}: {found.summary}{why}{evidence}"
+    yield from (f"{_INDENT}  {each}" for each in found.evidence if is_long)
     yield f"{_INDENT}  remedy: {found.remedy}"
 
 

@@ -214,6 +214,9 @@ def request(context: PodContext) -> TraceStep:
     what, looked = _NO_REQUEST, tuple[str, ...]()
     if context.pod.resources or context.pod.cdi_names:
         what = _describe_request(context)
+    elif context.pod.all_claims:
+        names = ", ".join(context.pod.all_claims)
+        what = "; ".join(context.claims.parts if context.claims else (f"claim {names}",))
     if settings is not None:
         looked = (f"{settings.path}: {SOCKET} = {settings.pod_resource_api_sock!r}",)
     is_unknown = context.channel in ("unknown", "none") and context.requests_devices

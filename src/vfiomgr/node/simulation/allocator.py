@@ -412,7 +412,7 @@ def _why_not_selected(search: Allocation, request: DeviceRequest) -> str:
             return f"{_only(left, need)} of class {request.device_class} matches {selector}"
     left = [c for c in left if has_capacity(request, c)]
     if len(left) < need:
-        needs = ", ".join(f"{_amount(name, least)} {name}" for name, least in request.capacity)
+        needs = ", ".join(f"{amount_of(name, least)} {name}" for name, least in request.capacity)
         return f"{_only(left, need)} that matches has {needs}"
     if request.count is None and len(left) > MOST_RESULTS:
         return f"{len(left)} devices match; a claim can have {MOST_RESULTS}"
@@ -448,11 +448,12 @@ def cause_of(stock: Stock, request: DeviceRequest, candidate: Candidate) -> str:
     name = counter[2]
     need = dict(candidate.consumes)[counter]
     most = max(stock.counters[key] for key in stock.counters if key[2] == name)
-    left = f"at most {_amount(name, most)}" if most else "none"
-    return f"needs {_amount(name, need)} {name}, {left} free"
+    left = f"at most {amount_of(name, most)}" if most else "none"
+    return f"needs {amount_of(name, need)} {name}, {left} free"
 
 
-def _amount(name: str, amount: int) -> str:
+def amount_of(name: str, amount: int) -> str:
+    """An amount of a counter or a capacity for people; memory with its unit."""
     return size(amount) if name.rpartition("/")[2] == _MEMORY else str(amount)
 
 

@@ -27,6 +27,7 @@ from vfiomgr.node.simulation.allocator import (
     Allocation,
     SearchTooLong,
     SelectorFailed,
+    amount_of,
     candidates_of,
     cause_of,
     failing,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 _NODE = "node"
 """The name of the node; it begins the names of all pools."""
 _NAMED = 3
+_FALSE = " is false"
 _NAMED_VALUE = expression(r"(attributes|capacity)\[[\"']([^\"']+)[\"']\]\.(\w+)")
 """What a selector reads: `device.attributes["vfiomgr.io"].model`."""
 _NO_AGENT = NodeStatus(0, "", has_kubelet=False)
@@ -253,7 +255,8 @@ def _no_device(
         for candidate in (*node.stock.candidates, *node.unpublished):
             text, *more = _against(node, search, request, candidate)
             if text:
-                against.setdefault(text, []).append(candidate.unit or candidate.key[1])
+                read = _read(text, candidate) if text.endswith(_FALSE) else ""
+                against.setdefault(text, []).append(f"{candidate.unit or candidate.key[1]}{read}")
                 remedies = {**{each.partition(":")[0]: each for each in more}, **remedies}
         free = [c for c in search.matching(request) if is_available(node.stock, request, c)]
         found.append(_short_of(request, len(free)))
@@ -320,25 +323,27 @@ def _mismatch(search: Allocation, request: DeviceRequest, candidate: Candidate) 
         if not is_matching and selector in CLASSES.get(request.device_class, ()):
             return ""
         if not is_matching:
-            values = ", ".join(_read(selector, candidate))
-            return f"{_short(selector)} is false{f' ({values})' if values else ''}"
+            return f"{_short(selector)}{_FALSE}"
     if has_capacity(request, candidate):
         return None
-    least = (
-        f"{_shown(qualified(n), candidate.capacity.get(qualified(n)))}" for n, _ in request.capacity
-    )
-    return f"too small: {', '.join(least)}"
+    names = [qualified(name) for name, _ in request.capacity]
+    own = ", ".join(_shown(name, candidate.capacity.get(name)) for name in names)
+    return f"too small: {own}"
 
 
-def _read(selector: str, candidate: Candidate) -> Iterator[str]:
-    """What a selector reads of a device: `model is A40`."""
+def _read(selector: str, candidate: Candidate) -> str:
+    """What a selector reads of a device: ` (model is A40)`."""
+    found = []
     for kind, domain, name in dict.fromkeys(_NAMED_VALUE.findall(selector)):
         values = candidate.attributes if kind == "attributes" else candidate.capacity
-        yield _shown(f"{domain}/{name}", values.get(f"{domain}/{name}"))
+        found.append(_shown(f"{domain}/{name}", values.get(f"{domain}/{name}")))
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _shown(name: str, value: object) -> str:
     own = name.removeprefix(f"{DRIVER}/")
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = amount_of(name, value)
     text = str(value).lower() if isinstance(value, bool) else value
     return f"no {own}" if value is None else f"{own} is {text}"
 
