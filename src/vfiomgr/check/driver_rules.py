@@ -461,6 +461,11 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
         trouble = _trouble(entry.meant) or next(iter(disks), None)
         if trouble is not None:
             is_console = any(d.is_boot_display for d in entry.meant)
+            kept = {
+                d.address.slot for d in entry.meant if d.is_boot_display or _disks_on(host, [d])
+            }
+            free = [d.address for d in entry.meant if d.address.slot not in kept]
+            one = free[0] if len({address.slot for address in free}) == 1 else "ADDRESS"
             yield finding(
                 "vfio-pci-ids",
                 "warning",
@@ -470,7 +475,7 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
                 + (": the console stops there" if is_console else "")
                 + (": loaded before the driver of the disk, it takes the disk" if disks else ""),
                 f"remove the PCI IDs{_edited(host, entry.source)}; then bind by address: vfiomgr "
-                "bind ADDRESS",
+                f"bind {one}",
                 "make another display the primary one in the firmware setup" if is_console else "",
             )
 

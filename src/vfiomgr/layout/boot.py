@@ -16,6 +16,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+from vfiomgr.messages.known import first_address
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough.plan import ends_at_reboot
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -309,5 +310,5 @@ def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterat
         if now not in (None, rule.before) and not rule.is_as_written(now):
             yield (
                 f"{rule.path} was changed since and is kept; remove it with: "
-                "vfiomgr unbind ADDRESS --forget-only"
+                f"vfiomgr unbind {first_address(rule.path)} --forget-only"
             )

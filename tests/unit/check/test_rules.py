@@ -992,6 +992,7 @@ def test_identifiers_that_mean_the_console() -> None:
     finding = found(host(console, audio, readiness=options("10de:25b6")), "vfio-pci-ids")
     assert finding is not None
     assert "the console's display" in finding.summary
+    assert "vfiomgr bind ADDRESS" in finding.remedy
 
 
 def test_identifiers_that_mean_a_disk_of_the_host() -> None:
@@ -1003,6 +1004,7 @@ def test_identifiers_that_mean_a_disk_of_the_host() -> None:
     finding = found(host(device(), TWIN, readiness=lists, host_uses=(use,)), "vfio-pci-ids")
     assert finding is not None
     assert any("/dev/nvme0n1p2 on /" in line for line in finding.evidence)
+    assert f"bind by address: vfiomgr bind {TWIN.address}" in finding.remedy
     assert severity(host(device(), readiness=others, host_uses=(use,)), "vfio-pci-ids") is None
     other = replace(use, kind="network")
     assert severity(host(device(), readiness=lists, host_uses=(other,)), "vfio-pci-ids") is None

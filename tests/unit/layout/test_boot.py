@@ -146,7 +146,10 @@ def test_a_rule_that_is_changed_or_removed_since_is_left_so(tmp_path: Path) -> N
     assert kernel.read_text(rule_file(GPU)) == kept
     assert kernel.read_text(rule_file(AUDIO)) is None
     assert kernel.exists(UNIT)
-    assert any("was changed since and is kept" in note for note in outcome.plan.notes)
+    assert any(
+        f"is kept; remove it with: vfiomgr unbind {GPU} --forget-only" in note
+        for note in outcome.plan.notes
+    )
 
 
 def test_what_is_pinned_gets_no_rule(tmp_path: Path) -> None:
