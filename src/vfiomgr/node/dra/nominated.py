@@ -154,6 +154,8 @@ class Nominated:
         except StillRunning:
             return
         except VfiomgrError as error:
+            if isinstance(error, ApiError) and error.is_passing:
+                raise
             reason = "Refused" if isinstance(error, Refusal) else "Failed"
             condition = _condition(BIND_FAILED, reason, text_of(error))
         metadata, namespace = document["metadata"], document["metadata"]["namespace"]

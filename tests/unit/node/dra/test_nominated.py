@@ -17,6 +17,7 @@ from tests.unit.node.dra.test_driver_binding import (
     until_known,
 )
 from tests.unit.node.dra.test_driver_vgpus import node
+from vfiomgr.node.api_server import ApiError
 from vfiomgr.node.dra import driver, nominated
 from vfiomgr.node.dra.binding import DIRECTORY
 from vfiomgr.node.dra.model import BIND_FAILED, BOUND
@@ -178,7 +179,10 @@ async def test_a_claim_that_changes_meanwhile_is_read_again(
             if len(calls) == 1:
                 message = "the kernel takes long"
                 raise StillRunning(message)
-            if len(calls) == 2:  # another driver reports its device
+            if len(calls) == 2:
+                message = "cannot update nodes gpu-1: the server is down"
+                raise ApiError(message, status=503)
+            if len(calls) == 3:  # another driver reports its device
                 (claim,) = made.server.objects("resourceclaims")
                 other = {"driver": "nic.example", "pool": "p", "device": "d", "request": "nic"}
                 claim["status"]["allocation"]["devices"]["results"].append(other)
@@ -192,7 +196,9 @@ async def test_a_claim_that_changes_meanwhile_is_read_again(
         assert made.scheduler.conditions().keys() == {BOUND}
         ((first, second),) = (c["status"]["devices"] for c in made.server.objects("resourceclaims"))
         assert (first["driver"], second["device"]) == ("nic.example", DEVICE)
-        assert not [text for text in made.told if "cannot" in text]
+        found = [text for text in made.told if "cannot" in text]
+        down = "cannot update nodes gpu-1: the server is down"
+        assert found == [f"cannot prepare claim ml/gpu before its pod: {down}"]
 
 
 async def test_a_claim_of_the_same_name_is_another_one(
