@@ -140,6 +140,9 @@ def test_the_facts_are_read_from_the_files_of_the_host(tmp_path: Path) -> None:
     assert read_readers(tree, (file,)).containerd == ((TOML, None),), "it is not imported"
     write("/etc/containers/containers.conf", '#cdi_spec_dirs = ["/etc/cdi"]\n')
     assert not read_readers(tree, (file,)).has_podman_directories
+    write("/home/u/.config/containers/containers.conf", "cdi_spec_dirs = ['/run/cdi']\n")
+    assert read_readers(tree, (file,)).has_podman_directories
+    write("/home/u/.config/containers/containers.conf", "")
     write("/etc/containers/containers.conf.d/a.conf", "[engine]\ncdi_spec_dirs = ['/run/cdi']\n")
     assert read_readers(tree, (file,)).has_podman_directories
     write(TOML, 'disabled_plugins = ["cri"]\n')

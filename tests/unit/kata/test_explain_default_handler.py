@@ -118,3 +118,30 @@ def test_crio_reads_hooks_of_some_directories_only(  # noqa: PLR0913, PLR0917 - 
     (item,) = json.loads(answer.stdout)["items"]
     found = [each for each in breaks(item) if each["id"] == "nvidia-hook-unread"]
     assert bool(found) is is_found
+
+
+NVIDIA_OF_CRIO = (
+    '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hook", "is_found"),
+    [
+        (CRIO.format("runc", NVIDIA_OF_CRIO), "", True),
+        (CRIO.format("nvidia", NVIDIA_OF_CRIO), "", False),
+        (CRIO.format("runc", NVIDIA_OF_CRIO), HOOK, False),
+        (CRIO.format("runc", ""), "", False),
+    ],
+)
+def test_the_default_handler_of_crio_may_give_no_gpu(
+    run: Run, node: KataNode, settings: str, hook: str, *, is_found: bool
+) -> None:
+    (node.root / CONTAINERD).unlink()
+    node.write("etc/crio/crio.conf", settings)
+    if hook:
+        node.write("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hook)
+    found = of_default(run, node)
+    assert bool(found) is is_found
+    for each in found:
+        assert 'default_runtime = "nvidia" in /etc/crio/crio.conf' in each["remedy"]

@@ -42,6 +42,7 @@ alone before the second (containers/podman #26569)."""
 _PODMAN_FILES = tuple(
     HostPath(f"{place}/containers/containers.conf") for place in ("/usr/share", "/etc")
 )
+_PODMAN_OF_USER, _HOME = ".config/containers/containers.conf", HostPath("/home")
 _PODMAN_KEY = expression(r"(?m)^\s*cdi_spec_dirs\s*=")
 _DOCKER_ON = Version(28, 2)
 """From here on Docker has CDI without features.cdi (moby/moby#49963)."""
@@ -123,8 +124,9 @@ def read_readers(tree: HostTree, files: tuple[CdiFile, ...]) -> Readers:
 
 
 def _podman_files(tree: HostTree) -> Iterator[HostPath]:
-    """Each containers.conf of the system, and its drop-ins."""
-    for place in _PODMAN_FILES:
+    """Each containers.conf of the system and of users, and its drop-ins."""
+    homes = (HostPath("/root"), *(HostPath(f"/home/{name}") for name in tree.children(_HOME)))
+    for place in (*_PODMAN_FILES, *(home / _PODMAN_OF_USER for home in homes)):
         yield place
         yield from (
             place.parent / f"{place.name}.d" / name

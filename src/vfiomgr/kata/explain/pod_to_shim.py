@@ -283,11 +283,11 @@ def _default_runtime(context: PodContext, facts: HandlerFacts) -> Iterator[Diagn
     With a CDI specification the device plugin may give them to any handler.
     """
     asked = [name for name, _ in context.pod.resources if name.startswith(_NVIDIA)]
-    if context.is_kata or context.pod.runtime_class or not asked or facts.cri != "containerd":
+    if context.is_kata or context.pod.runtime_class or not asked or facts.nvidia_hooks:
         return
     name, main = facts.default or "runc", next(iter(facts.files), "")
     default = facts.handler(name)
-    runs = f"{name} {default.binary if default else ''}"
+    runs = f"{name} {f'{default.binary} {default.runtime_path}' if default else ''}"
     has_cdi = any(_NVIDIA[0] in (file.text or "") for file in context.host.cdi_files)
     if has_cdi or "nvidia" in runs or not facts.is_known or facts.disabling:
         return
@@ -299,7 +299,8 @@ def _default_runtime(context: PodContext, facts: HandlerFacts) -> Iterator[Diagn
     if MICROK8S_MAIN in facts.files:
         template = str(MICROK8S_TEMPLATE)
     named = f"set runtimeClassName: {other.name} in the pod, with a RuntimeClass of this handler"
-    fixes = [named, f'make it the default: default_runtime_name = "{other.name}" in {template}']
+    key = "default_runtime_name" if facts.cri == "containerd" else "default_runtime"
+    fixes = [named, f'make it the default: {key} = "{other.name}" in {template}']
     where = f"{other.name} in {other.source} does, for pods with runtimeClassName"
     if other not in facts.handlers:
         where = f"{other.name} in {other.source} does, but the cluster's containerd reads {main}"
