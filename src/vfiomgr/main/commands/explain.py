@@ -96,7 +96,7 @@ def _complete_rule(
     "--log",
     metavar="FILE",
     shell_complete=complete_file,
-    help="Explain each known message in a log; - is the standard input.",
+    help="Explain each known message in a log, also in gzip; - is the standard input.",
 )
 @session_options(*READING)
 @pass_session
