@@ -160,6 +160,8 @@ class DomainMemory(Value):
     """The host NUMA nodes that it is bound to; empty if it is not bound."""
     cell_nodes: tuple[tuple[int, frozenset[int]], ...] = ()
     """Guest cells, and the host nodes that their memory comes from: `<memnode>`."""
+    current_bytes: int | None = None
+    """What a balloon leaves to the guest: `<currentMemory>`."""
 
 
 KVM_IOAPIC = "<ioapic driver='kvm'/>"

@@ -64,6 +64,24 @@ def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
+def balloon(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU inhibits the balloon of a guest with VFIO devices (ram_block_discard_disable)."""
+    memory, line = context.domain.memory, context.domain.line("currentMemory")
+    current = memory.current_bytes
+    if current is None or current >= memory.total_bytes or not context.takes_functions:
+        return
+    yield finding(
+        "balloon",
+        "info",
+        f"the balloon gives nothing back to the host: {shown_size(memory.total_bytes)} are pinned, "
+        f"and the guest uses {shown_size(current)}",
+        (f"{context.at(line)}: <currentMemory> of {shown_size(current)}", context.cite_memory()),
+        "VFIO pins all memory of a guest at its start, for DMA of the device",
+        f"write the same size into <memory> and <currentMemory> (line {line}), and <memballoon "
+        "model='none'/>",
+    )
+
+
 def session(context: PreflightContext) -> Iterator[Diagnostic]:
     """Without CAP_SYS_RESOURCE libvirt cannot raise the limit: "cannot limit locked memory"."""
     hypervisor = context.hypervisor

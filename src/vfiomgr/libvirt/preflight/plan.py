@@ -166,6 +166,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(platform.too_many_cpus, "too-many-cpus"),
             rule(platform.mixed_cores, "mixed-cores"),
             rule(memory.hard_limit, "hard-limit-too-low"),
+            rule(memory.balloon, "balloon"),
             rule(memory.session_tuning, "session-memtune"),
             rule(memory.session, "session-memory-limit"),
             rule(memory.session_managed, "session-managed"),

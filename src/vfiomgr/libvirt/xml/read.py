@@ -74,6 +74,7 @@ _LOCATED = (
     "memory",
     "vcpu",
     "os/type",
+    "currentMemory",
     "memtune/hard_limit",
     "maxMemory",
     "memoryBacking",
@@ -192,6 +193,7 @@ def _uuid(root: Element) -> str | None:
 def _memory(root: Element) -> DomainMemory:
     limit = root.find("memtune/hard_limit")
     hard_limit = None if limit is None else size_of(limit)
+    current = root.find("currentMemory")
     return DomainMemory(
         total_bytes=_total_memory(root),
         hard_limit_bytes=hard_limit if hard_limit and hard_limit < _UNLIMITED else None,
@@ -202,6 +204,7 @@ def _memory(root: Element) -> DomainMemory:
         ),
         host_nodes=frozenset().union(*_bound_nodes(root)),
         cell_nodes=tuple(_sets_by(root.each("numatune/memnode"), "cellid", _MOST_CELLS, "nodeset")),
+        current_bytes=None if current is None else size_of(current),
     )
 
 

@@ -356,6 +356,17 @@ def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None
     assert told in found.remedy, "never fewer than there are"
 
 
+@pytest.mark.parametrize(
+    ("devices", "size", "is_found"),
+    [(GPU_ELEMENT, 4, True), (GPU_ELEMENT, 8, False), (MDEV_ELEMENT, 4, False)],
+)
+def test_a_balloon_gives_nothing_back(devices: str, size: int, *, is_found: bool) -> None:
+    current = f"<currentMemory unit='GiB'>{size}</currentMemory>"
+    found = good.found(judge(xml(devices, before=NUMA + current)), "balloon")
+    assert (found is not None) is is_found
+    assert found is None or found.severity == "info"
+
+
 def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
     """A vendor's driver locks what the guest uses for it, not all."""
     limits = f"{NUMA}<memtune><hard_limit unit='GiB'>4</hard_limit></memtune>"
