@@ -92,6 +92,24 @@ def test_an_old_configmap_comes_first(run: Run, node: KataNode) -> None:
     assert rules(run, node, kubevirt([permitted("a.io/b")], GATES), other) == set()
 
 
+@pytest.mark.parametrize(
+    ("driver", "name", "expected"),
+    [
+        ("nvidia", "nvidia.com/gpu", {"pod-host-resource"}),
+        ("vfio-pci", "nvidia.com/gpu", set()),
+        ("nvidia", "nvidia.com/AD102_ANY", set()),
+    ],
+)
+def test_a_guest_gets_no_device_of_a_host_driver(
+    run: Run, tmp_path: Path, driver: str, name: str, expected: set[str]
+) -> None:
+    node = KataNode(tmp_path / "other", "go")
+    node.add_gpu(1, driver=driver)
+    entry = permitted(name, externalResourceProvider=True)
+    found = rules(run, node, kubevirt([entry], GATES), guest(name))
+    assert found - {"resource-name"} == expected
+
+
 def test_kubevirt_only_offers_what_is_bound(run: Run, node: KataNode) -> None:
     node.kernel.add_pci(
         "0000:50:00.0",

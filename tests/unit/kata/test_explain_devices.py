@@ -872,6 +872,6 @@ def test_a_resource_of_the_host_driver_has_no_device_for_a_guest(
     found = [
         one
         for one in breaks(document(explain("--format", "json")))
-        if one["id"] == "kata-host-resource"
+        if one["id"] == "pod-host-resource"
     ]
     assert [is_certain(one) for one in found] == [True] * is_found

@@ -9,6 +9,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
 from vfiomgr.kata.explain.pod import POOL, OtherObject, PodSpec
 from vfiomgr.kata.explain.pools import unmatched
+from vfiomgr.kata.explain.resources import on_host_driver
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -183,6 +184,23 @@ def _selector(device: PciDevice) -> str:
     return f"{device.vendor_id}:{device.device_id}".lower()
 
 
+def _of_host_driver(context: ClusterContext) -> Iterator[Diagnostic]:
+    """A resource of containers on the host's kernel: its plugin gives a guest no VFIO device."""
+    for name in dict.fromkeys(name for _, name in context.requested):
+        for device in on_host_driver(context.host, name)[:1]:
+            plugin = "nvidia.com/MODEL of NVIDIA's kubevirt-gpu-device-plugin, or "
+            yield chain_break(
+                "pod-host-resource",
+                name,
+                f"{name} is the resource of a device plugin for the driver {device.driver}: a "
+                "guest of KubeVirt gets no VFIO device from it",
+                f"bind the device to vfio-pci (vfiomgr bind {device.address}) and request a "
+                f"resource of VFIO devices: {plugin if device.vendor_id == _NVIDIA else ''}one of "
+                f"KubeVirt's own plugin ({_PERMITTED})",
+                evidence=(f"{device} is on {device.driver}",),
+            )
+
+
 def _not_bound(context: ClusterContext) -> Iterator[Diagnostic]:
     """Functions that KubeVirt's own plugin does not offer: it takes those on vfio-pci."""
     for entry in context.permitted(_PCI):
@@ -316,6 +334,7 @@ RULES: RuleSet[ClusterContext] = register(
             rule(_configuration, "kubevirt-configmap", "kubevirt-gate"),
             rule(_permitted, "kubevirt-permitted"),
             rule(_device_names, "kubevirt-device-name"),
+            rule(_of_host_driver, "pod-host-resource"),
             rule(_not_bound, "kubevirt-not-bound"),
             rule(_cdevs, "kubevirt-cdev"),
             rule(_names, "resource-name"),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.context import PodContext, StepState, TraceStep
     from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataRelease
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _OWN = "vfiomgr.io"
@@ -480,26 +482,29 @@ _HOST_RESOURCES = {
 """How resources of the device plugins for host drivers begin, and the vendor of their devices."""
 
 
-def _of_host_driver(context: PodContext) -> Iterator[Diagnostic]:
-    """A resource of devices that the host uses: the plugin has no VFIO node for the guest.
+def on_host_driver(host: HostSnapshot, name: str) -> list[PciDevice]:
+    """The devices of a resource that a device plugin for their host drivers offers.
 
-    Nothing is known where a device of the vendor is on VFIO: a plugin may offer it by this name.
+    Empty where a device of the vendor is on VFIO: a plugin may offer it by this name.
     """
+    vendor = next((v for start, v in _HOST_RESOURCES.items() if name.startswith(start)), "")
+    alike = [d for d in host.devices if d.vendor_id == vendor and d.is_graphics_or_accelerator]
+    return [] if any(d.is_for_guests for d in alike) else [d for d in alike if d.driver]
+
+
+def _of_host_driver(context: PodContext) -> Iterator[Diagnostic]:
+    """A resource of devices that the host uses: the plugin has no VFIO node for the guest."""
     for name, _ in context.pod.resources:
-        vendor = next((v for start, v in _HOST_RESOURCES.items() if name.startswith(start)), "")
-        alike = [
-            device
-            for device in context.host.devices
-            if device.vendor_id == vendor and device.is_graphics_or_accelerator
-        ]
-        own = [device for device in alike if device.driver]
-        if not own or any(device.is_for_guests for device in alike):
+        own = on_host_driver(context.host, name)
+        if not own:
             continue
         plugin = (
-            ", or nvidia.com/pgpu of NVIDIA's sandbox-device-plugin" if vendor == _NVIDIA else ""
+            ", or nvidia.com/pgpu of NVIDIA's sandbox-device-plugin"
+            if own[0].vendor_id == _NVIDIA
+            else ""
         )
         yield chain_break(
-            "kata-host-resource",
+            "pod-host-resource",
             name,
             f"{name} is the resource of a device plugin for the driver {own[0].driver}: it gives "
             "the container nodes of the host, and no VFIO device that Kata could pass to its guest",
@@ -609,7 +614,7 @@ RULES: RuleSet[PodContext] = register(
                 "kata-devices-unnamed",
             ),
             rule(_unresolvable, "kata-foreign-resource"),
-            rule(_of_host_driver, "kata-host-resource"),
+            rule(_of_host_driver, "pod-host-resource"),
             rule(_twice, "kata-named-twice"),
         ),
     )
