@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import agent, claims, commands, laboratory, simulation
+from benchmarks import agent, binding, claims, commands, laboratory, simulation
 from benchmarks.table import render
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def main() -> int:
         "commands": lambda: commands.measure(options.rounds, options.trees),
         "agent": lambda: agent.measure(options.trees),
         "claims": lambda: claims.measure(options.trees),
+        "binding": lambda: binding.measure(options.trees),
         "simulation": lambda: simulation.measure(options.trees),
     }
     if options.lab:
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--only",
         action="append",
-        choices=("commands", "agent", "claims", "simulation"),
+        choices=("commands", "agent", "claims", "binding", "simulation"),
         help="measure this part (all)",
     )
     parser.add_argument(

@@ -129,7 +129,7 @@ def _rows(start: float, answers: list[float], updates: list[float], process: int
         ("the list for a new stream, median", sorted(updates)[len(updates) // 2], _UPDATE),
     ):
         yield Row(f"node run, {_COUNT} devices: {what}", seconds, "at most", budget, 1.0)
-    for what, bytes_ in zip(("serves", "scans"), _memory(process), strict=True):
+    for what, bytes_ in zip(("serves", "scans"), memory_of(process), strict=True):
         text = f"node run, {_COUNT} devices: memory of the process that {what}"
         yield Row(text, bytes_, "at most", _MEMORY, 1.0, shown=mebibytes)
 
@@ -166,7 +166,7 @@ async def _updates(endpoint: Endpoint) -> list[float]:
     return found
 
 
-def _memory(process: int) -> tuple[int, int]:
+def memory_of(process: int) -> tuple[int, int]:
     """The resident memory of the process and of its child, in bytes."""
     serves, scans = map(_resident, _both(process))
     return serves, scans

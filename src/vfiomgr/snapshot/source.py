@@ -237,14 +237,16 @@ class HostSource:
         is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.scan()
 
-    def scan_devices(self, purpose: Purpose | None = None) -> HostSnapshot:
+    def scan_devices(
+        self, purpose: Purpose | None = None, about: frozenset[PciAddress] | None = None
+    ) -> HostSnapshot:
         """Like `scan`, but a tree is only scanned for devices, which is much faster.
 
-        A `purpose` leaves out what is not shown.
+        A `purpose` leaves out what is not shown; `about` is described in `FurtherFacts`.
         """
         if self.snapshot is not None:
             return self._loaded
-        return self._required(scan_devices(self.tree, self.machine, purpose=purpose))
+        return self._required(scan_devices(self.tree, self.machine, purpose=purpose, about=about))
 
     def slots_of(self, names: Iterable[str]) -> HostSnapshot:
         """Like `scan_devices`, but if possible only for the functions in these slots.

@@ -118,11 +118,11 @@ class Binding:
         if not may_reset(self._tree):
             message = f"cannot bind {address}: /sys is not writable"
             raise HostError(message, _SERVICE)
-        unit = unit_of(self._host.scan_devices(), address, how)
+        unit = unit_of(self._scan(address), address, how)
         address = unit.addresses[0]
         with hold(self._tree, [_lock(address)], self._host.on_note):
             self._require_free(unit, owner)
-            seen = self._host.scan_devices()
+            seen = self._scan(address)
             made = self._of(address)
             if made is None:
                 made = self._made(seen, unit, how, owner)
@@ -138,7 +138,7 @@ class Binding:
                 raise
             finally:
                 self._start_services(address, is_bound=is_bound)
-        return unit_of(self._host.scan(), address, how)
+        return unit_of(self._host.scan(about=frozenset({address})), address, how)
 
     def give_back(self, address: PciAddress, owner: str, *, stays: bool = False) -> str:
         """Return a device of an owner to its original driver; that of others is left alone.
@@ -156,7 +156,7 @@ class Binding:
             made = read_record(Bound, self._tree, _file(address))
             if made is None or made.owner != owner:
                 return note
-            seen = self._host.scan_devices()
+            seen = self._scan(address)
             is_there = made.boot == self._boot and seen.device_named(str(address)) is not None
             if is_there and made.returns and not stays:
                 self._patiently(lambda: self._unbind(address))
@@ -167,6 +167,10 @@ class Binding:
                 note = self._start_services(address) or note
             self._tree.remove(_file(address))
         return note
+
+    def _scan(self, address: PciAddress) -> HostSnapshot:
+        """The devices; functions that a change of this one does not concern may be left out."""
+        return self._host.scan_devices(about=frozenset({address}))
 
     def _made(self, seen: HostSnapshot, unit: NodeUnit, how: OnDemand, owner: str) -> Bound:
         """What is recorded of a device before it is bound.
@@ -207,7 +211,7 @@ class Binding:
     def _restore_persistence(self, made: Bound) -> str:
         """Turn persistence mode on again; returns why it is not, which nobody should wait for."""
         try:
-            self._set_persistence(self._host.scan_devices(), made, is_on=True)
+            self._set_persistence(self._scan(made.address), made, is_on=True)
         except HostError as error:
             return f"persistence mode is still off: {error.message}"
         return ""
