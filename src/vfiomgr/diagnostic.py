@@ -283,5 +283,5 @@ def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
     return (blocker("refused", "", error.message, error.remedy),)
 
 
-READ_IT = "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json"
+READ_IT = "run vfiomgr as root on the host, or on its snapshot: sudo vfiomgr snapshot > host.json"
 """The remedy for facts that a recording lacks."""

@@ -328,7 +328,8 @@ def on_demand_notes(host: HostSnapshot, layout: Layout) -> Iterator[str]:
             try:
                 passthrough_plan.plan_bind(free, bind)
             except Refusal as refused:
-                why = "; ".join(each.summary for each in diagnostics_of(refused))
+                reasons = (each.summary for each in diagnostics_of(refused))
+                why = "; ".join(text.replace(f"{device} ", "it ", 1) for text in reasons)
                 yield f"on demand: {device}; no ResourceClaim can have it now: {why}"
             else:
                 yield f"on demand: {device}; bound while a ResourceClaim has it"

@@ -335,6 +335,8 @@ def _still_listed(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[s
 
 
 _NO_DRIVER = Option("not-driver", "leave out --driver")
+_ONLY_MODULES = frozenset({"vfio", "vfio_iommu_type1", "vfio_pci_core", "vfio_virqfd"})
+"""Modules of VFIO that register no driver."""
 
 
 def _check_driver(host: HostSnapshot, driver: str | None) -> None:
@@ -344,7 +346,7 @@ def _check_driver(host: HostSnapshot, driver: str | None) -> None:
     if not _DRIVER_NAME.fullmatch(driver):
         message = f"invalid driver name: {driver!r}"
         raise UsageError(message, Remedy("", _NO_DRIVER, " to use vfio-pci"))
-    if not is_vfio_driver(driver):
+    if not is_vfio_driver(driver) or driver.replace("-", "_") in _ONLY_MODULES:
         message = f"{driver} is not a VFIO driver"
         then = " to use vfio-pci, or name a variant of it"
         raise UsageError(message, Remedy("", _NO_DRIVER, then))

@@ -100,7 +100,15 @@ def test_a_log_may_be_compressed_or_of_windows(
 
 def test_an_unknown_message_is_not_explained(run: Run) -> None:
     done = run("explain", "the flux capacitor melted")
-    assert (done.status, "no known message" in done.stderr) == (1, True)
+    assert (done.status, done.stderr) == (
+        1,
+        "no known message; check the host itself: vfiomgr check\n",
+    )
+    done = run("explain", "--", "-device vfio-pci,host=08:00.0")
+    assert (done.status, done.stderr) == (
+        1,
+        "no known message; check the device: vfiomgr show 0000:08:00.0\n",
+    )
 
 
 def test_a_word_that_cannot_be_a_rule_is_a_message(run: Run) -> None:

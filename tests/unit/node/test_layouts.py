@@ -134,6 +134,7 @@ def test_a_plan_names_the_devices_that_claims_bind(tmp_path: Path) -> None:
     assert card.endswith("; bound while a ResourceClaim has it")
     assert "no ResourceClaim can have it now: " in disk
     assert "has a disk that the host uses" in disk
+    assert disk.count("0000:04:01.0 (") == 1
     used = with_facts(
         host, users=(DeviceUser("/dev/dri/card1", 7, "nv-hostengine", "nvidia-dcgm.service"),)
     )

@@ -567,6 +567,8 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--no-daemon-set", "--no-daemon-set does nothing without --dra"),
         ("--dra --no-daemon-set --image a/b:1", "--no-daemon-set and --image contradict"),
         ("--dra --no-daemon-set --with-layout x", "--no-daemon-set and --with-layout contradict"),
+        ("--dra --no-daemon-set --binder", "--no-daemon-set and --binder contradict"),
+        ("--dra --no-daemon-set --node-selector a=b", "--no-daemon-set and --node-selector con"),
         ("--layout a", "--layout does nothing without --with-layout"),
         ("--with-layout none.yaml", "cannot read the layout file none.yaml"),
         ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),

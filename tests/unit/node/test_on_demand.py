@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
     from vfiomgr.node.dra.model import DraDevice, Pool
     from vfiomgr.node.model import Inventory
 
@@ -309,7 +310,7 @@ def test_pods_leave_a_device_that_the_kernel_does_not_return_from(kernel: FakeKe
     ]
 
 
-def test_the_agent_reads_the_devices_from_its_layout(kernel: FakeKernel) -> None:
+def test_the_agent_reads_the_devices_from_its_layout(kernel: FakeKernel, run: Run) -> None:
     kernel.make_directory(FILE.parent)
     kernel.replace(FILE, LAYOUT.encode(), mode=0o644)
     scanner = Scanner(Host(kernel))
@@ -317,6 +318,8 @@ def test_the_agent_reads_the_devices_from_its_layout(kernel: FakeKernel) -> None
     assert report.inventory is not None
     assert [unit.id for unit in report.inventory.on_demand] == [str(CARD)]
     assert report.drift == {}
+    once = run("--root", str(kernel.root), "node", "run", "--once")
+    assert once.stderr == "bound on demand by claims: 1\n"
     binding_of(kernel).bind(CARD, OnDemand(), OWNER)
     held = ClaimFacts(2, ((NODE, "pci-0000-01-00-0"),), {str(CARD): "ml/gpu"})
     later = answer(scanner, Question(claims=held))

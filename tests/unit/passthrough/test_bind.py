@@ -681,8 +681,9 @@ def test_all_obstacles_are_named_at_once() -> None:
 
 
 def test_only_vfio_drivers_hand_devices_to_guests() -> None:
-    with pytest.raises(UsageError, match="nvidia is not a VFIO driver"):
-        bind(host_of(GPU), "0000:04:00.0", driver="nvidia")
+    for driver in ("nvidia", "vfio", "vfio-pci-core"):
+        with pytest.raises(UsageError, match=f"{driver} is not a VFIO driver"):
+            bind(host_of(GPU), "0000:04:00.0", driver=driver)
     assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
 
 

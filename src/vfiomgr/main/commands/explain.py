@@ -157,7 +157,9 @@ def _offer_similar(session: Session, wanted: str) -> int:
                 say(*labelled(label, text))
             say(*labelled("remedy", known.remedy))
     if not near:
-        note("no known message; check the host itself: vfiomgr check")
+        address = first_address(wanted)
+        its = f"device: vfiomgr show {address}" if address else "host itself: vfiomgr check"
+        note(f"no known message; check the {its}")
     return _UNKNOWN
 
 

@@ -176,7 +176,7 @@ def manifests(
     if binding_conditions and not dra:
         forbid_alone(BINDING_CONDITIONS, "--dra", "only claims have such conditions")
     if as_services:
-        _forbid_daemon_set(dra=dra, image=image, file=file)
+        _forbid_daemon_set(click.get_current_context().params)
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:
@@ -222,17 +222,18 @@ def manifests(
 
 _FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions", "events")
 """Options of objects that the unit of an agent with claims needs too."""
+_OPTIONS = {
+    "file": "--with-layout",
+    "name": "--layout",
+    "selectors": "--node-selector",
+    "gpu_operator": "--stop-gpu-operator",
+    "as_services": "--no-daemon-set",
+}
+"""Options whose parameters have other names."""
 
 
 def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> None:
     """Reject options for objects where a unit is printed."""
-    options = {
-        "file": "--with-layout",
-        "name": "--layout",
-        "selectors": "--node-selector",
-        "gpu_operator": "--stop-gpu-operator",
-        "as_services": "--no-daemon-set",
-    }
     for name in (
         "distribution",
         "kubelet_root",
@@ -249,16 +250,17 @@ def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> No
         "name",
     ):
         if parameters[name] and not (has_claims and name in _FOR_CLAIMS):
-            option = options.get(name, f"--{name.replace('_', '-')}")
+            option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
             forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
 
 
-def _forbid_daemon_set(*, dra: bool, image: str | None, file: str | None) -> None:
+def _forbid_daemon_set(parameters: Mapping[str, object]) -> None:
     """Reject options of DaemonSets where none is printed."""
-    if not dra:
+    if not parameters["dra"]:
         forbid_alone("--no-daemon-set", "--dra", "there are no other objects")
-    for option, value in (("--image", image), ("--with-layout", file)):
-        if value is not None:
+    for name in ("image", "file", "selectors", "binder"):
+        if parameters[name]:
+            option = _OPTIONS.get(name, f"--{name}")
             forbid_together("--no-daemon-set", option, "it is for a DaemonSet")
 
 

@@ -392,3 +392,7 @@ def _write_once(session: Session, settings: Settings) -> None:
         raise HostError(message)
     for resource in report.inventory.resources:
         note(f"{resource.name}: {len(resource.units)}")
+    if report.inventory.on_demand:
+        note(f"bound on demand by claims: {len(report.inventory.on_demand)}")
+    elif not report.inventory.resources:
+        note("no device is ready for pods; bind devices first: vfiomgr apply, vfiomgr bind")

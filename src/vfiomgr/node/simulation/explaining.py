@@ -306,8 +306,14 @@ def _against(
     if candidate.key in node.stock.used and unit.used_by:
         user = f"pod {unit.pod}" if unit.pod else unit.used_by
         return (f"in use by {user}{_origin(node, unit)}", f"wait until {user} ends")
-    reason = next(iter(unit.reasons), None)
-    return (cause,) if reason is None else (reason.summary, *filter(None, (reason.hint,)))
+    for reason in unit.reasons:
+        return (_without_name(node, unit, reason), *filter(None, (reason.hint,)))
+    return (cause,)
+
+
+def _without_name(node: _Node, unit: NodeUnit, reason: Diagnostic) -> str:
+    """A reason without the device that it begins with, so that those with the same are one line."""
+    return reason.summary.removeprefix(f"{node.host.device_named(unit.id)} ")
 
 
 def _mismatch(search: Allocation, request: DeviceRequest, candidate: Candidate) -> str | None:
@@ -364,5 +370,5 @@ def _not_offered(node: _Node, unit: NodeUnit) -> tuple[str, ...]:
     device = node.host.device_named(unit.id)
     why = f"on {(device and device.driver) or 'no driver'}, and not offered to claims"
     for reason in unit.reasons:
-        return (f"{why}: {reason.summary}", *filter(None, (reason.hint,)))
+        return (f"{why}: {_without_name(node, unit, reason)}", *filter(None, (reason.hint,)))
     return (why, f"bind it: vfiomgr bind {unit.id}", _ON_DEMAND)

@@ -116,6 +116,16 @@ def test_each_device_has_its_own_reason() -> None:
     assert "vfiomgr bind 0000:45:00.0" in remedy
 
 
+def test_devices_with_the_same_reason_are_one_line() -> None:
+    host = node_of(A40, at(A40, 0x42))
+    reasons = (blocker("wedged", device, f"{device} does not answer") for device in host.devices)
+    known = agent(
+        *(status(name, (why,)) for name, why in zip((FIRST, SECOND), reasons, strict=True))
+    )
+    _, evidence, _ = problem(host, claim(f"[{exactly()}]") + POD, known)
+    assert evidence == (f"{FIRST}, {SECOND}: does not answer",)
+
+
 def test_devices_that_claims_bind_are_those_that_the_agent_reports() -> None:
     known = agent(on_demand=(status(FIRST),))
     found = judged(node_of(NVIDIA), ANY, known)
