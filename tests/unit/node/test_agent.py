@@ -428,8 +428,12 @@ start()
 async def test_collections_look_at_few_objects_while_pods_wait(place: Path) -> None:
     async with running(place) as node:
         node.program = ("-c", COUNTING)
-        await node.start()
-        await node.kubelet.until_capacity(NAME, 3, 3)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.bind(str(place / "n"))
+            notified.settimeout(60)
+            await node.start(NOTIFY_SOCKET=str(place / "n"))
+            # With readiness they are ignored, which is after the kubelet's registration.
+            assert await asyncio.to_thread(notified.recv, 100) == b"READY=1"
         _, output = await node.stop()
         ignored, others = map(int, output.splitlines()[-1].split())
         assert others < ignored // 4
