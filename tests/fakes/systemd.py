@@ -27,6 +27,10 @@ class Systemd:
         """What was started and stopped."""
         self.broken: set[str] = set()
         """The services that do not start or stop."""
+        self.states: dict[str, str] = {}
+        """Those of services that neither run nor have ended."""
+        self.mute: set[str] = set()
+        """The verbs that are not answered."""
         kernel.programs.install(_PLACE)
         kernel.programs.known[_PLACE] = self
 
@@ -47,10 +51,14 @@ class Systemd:
     def run(self, arguments: Sequence[str]) -> Said:
         """Do it."""
         verb, *names = (each for each in arguments if not each.startswith("-"))
+        if verb in self.mute:
+            return Said(code=1, error="Failed to connect to bus: No such file or directory")
         if verb == "show":
             return Said(output=f"{' '.join(self.parts.get(names[0], ()))}\n\n")
         if verb == "is-active":
-            return Said(code=0 if all(map(self.is_active, names)) else 3)
+            (name,) = names
+            state = self.states.get(name, "active" if self.is_active(name) else "inactive")
+            return Said(code=0 if state == "active" else 3, output=f"{state}\n")
         for name in names:
             if name in self.broken:
                 return Said(code=1, error=f"Job for {name} failed.")

@@ -435,6 +435,27 @@ def test_persistence_mode_is_on_again_after_a_kill_at_any_operation(tmp_path: Pa
         assert api.recover(tree=kernel) == ()
 
 
+def test_a_sticky_gpu_is_bound_or_as_before_after_a_kill_at_any_operation(tmp_path: Path) -> None:
+    sticky = OnDemand(is_sticky=True)
+    whole = a40_host(tmp_path / "whole", is_enabled=False)
+    before = len(whole.operations)
+    binding_of(whole).bind(VGPU_CARD, sticky, OWNER)
+    found: list[str | None] = []
+    for at in range(1, len(whole.operations) - before + 1):
+        kernel = a40_host(tmp_path / str(at), is_enabled=False)
+        first = kept(kernel)
+        kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            binding_of(kernel).bind(VGPU_CARD, sticky, OWNER)
+        kernel.revive()
+        binding_of(kernel).give_back(VGPU_CARD, OWNER)
+        found.append(api.scan(kernel).device(VGPU_CARD).driver)
+        if found[-1] != "vfio-pci":
+            assert changes(first, kept(kernel)) == {}, at
+            assert is_persistent(kernel), at
+    assert {*found} == {"nvidia", "vfio-pci"}
+
+
 def test_a_claim_ends_although_persistence_mode_cannot_be_turned_on(tmp_path: Path) -> None:
     kernel = a40_host(tmp_path, is_enabled=False)
     binding = binding_of(kernel)

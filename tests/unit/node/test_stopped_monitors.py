@@ -161,6 +161,27 @@ def test_a_service_that_another_one_needs_is_not_stopped(tmp_path: Path) -> None
     assert systemd.log == []
 
 
+def test_a_service_that_starts_is_one_that_needs_another(tmp_path: Path) -> None:
+    kernel, systemd = node_of(tmp_path)
+    systemd.parts[DCGM] = ("slurmd.service",)
+    systemd.states["slurmd.service"] = "activating"
+    with pytest.raises(Refusal, match=f"cannot stop {DCGM}: slurmd.service depends on it"):
+        binding_of(kernel).bind(CARD, STOPS, OWNER)
+    assert systemd.log == []
+
+
+@pytest.mark.parametrize("verb", ["show", "is-active"])
+def test_nothing_is_stopped_where_it_is_unknown_what_else_ends(tmp_path: Path, verb: str) -> None:
+    kernel, systemd = node_of(tmp_path)
+    systemd.parts[DCGM] = (EXPORTER,)
+    systemd.mute.add(verb)
+    message = f"cannot stop monitoring: no answer of systemctl {verb} nvidia-dcgm"
+    with pytest.raises(Refusal, match=message):
+        binding_of(kernel).bind(CARD, STOPS, OWNER)
+    assert systemd.log == []
+    assert drivers(kernel) == ("nvidia", "snd_hda_intel")
+
+
 def test_a_service_that_does_not_stop_is_an_error_and_runs_afterwards(tmp_path: Path) -> None:
     kernel, systemd = node_of(tmp_path)
     systemd.broken.add(DCGM)

@@ -53,6 +53,8 @@ _SERVICES = "dra-services"
 """The lock of services that are stopped and started."""
 _STOPPED_WITH = "RequiredBy,BoundBy,ConsistsOf"
 """The services that systemd stops with one."""
+_ENDED = frozenset({"inactive", "failed", "unknown"})
+"""States of services that do not run; one that is `activating` would be stopped too."""
 _SYSTEMCTL = 15.0
 """Seconds that services may take to stop or start."""
 _SMI = 10.0
@@ -158,7 +160,7 @@ class Binding:
                 return note
             seen = self._scan(address)
             is_there = made.boot == self._boot and seen.device_named(str(address)) is not None
-            if is_there and made.returns and not stays:
+            if is_there and not stays and (made.returns or _is_half_bound(seen, made)):
                 self._patiently(lambda: self._unbind(address))
                 note = self._restore_persistence(made)
                 if made.services and not made.are_stopped:
@@ -278,21 +280,34 @@ class Binding:
         """Services, and those that systemd stops with them (systemd.unit(5), Requires=).
 
         Raises:
-            Refusal: one of these does more than watch GPUs.
+            Refusal: one of these does more than watch GPUs, or they are unknown.
 
         """
         left, known = sorted(names), {*names}
         while left:
             yield (name := left.pop(0))
-            show = ("systemctl", "show", "--value", f"--property={_STOPPED_WITH}", name)
-            for other in (self._tree.run(show) or "").split():
-                is_active = self._tree.run(("systemctl", "is-active", other)) is not None
+            others = self._said("show", "--value", f"--property={_STOPPED_WITH}", name)
+            for other in others.split():
+                is_active = self._said("is-active", other).strip() not in _ENDED
                 if is_active and not is_monitoring_service(other):
                     message = f"cannot stop {name}: {other} depends on it"
                     refuse("in-use", name, message, f"stop it first: systemctl stop {other}")
                 if is_active and other not in known:
                     known.add(other)
                     left.append(other)
+
+    def _said(self, verb: str, *words: str) -> str:
+        """What systemctl prints about a service, the last word.
+
+        Raises:
+            Refusal: it does not answer.
+
+        """
+        answer = self._tree.ask(("systemctl", verb, *words))
+        if answer is None or (answer.status and not answer.output.strip()):
+            message = f"cannot stop monitoring: no answer of systemctl {verb} {words[-1]}"
+            refuse("in-use", words[-1], message, f"see: systemctl status {words[-1]}")
+        return answer.output
 
     def _join_stop(self, made: Bound) -> None:
         """Have services that are stopped for another bind stay so until this one is made too."""
@@ -380,6 +395,12 @@ def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
             continue
         if found is not None:
             yield found
+
+
+def _is_half_bound(seen: HostSnapshot, made: Bound) -> bool:
+    """Whether the bind of a device was interrupted, so that not even a sticky one stays."""
+    functions = (seen.device_named(str(each)) for each in made.functions)
+    return not made.was_bound and any(d is not None and not d.is_on_vfio for d in functions)
 
 
 def _files(tree: HostTree) -> Iterator[HostPath]:
