@@ -220,6 +220,7 @@ def explain(
       vfiomgr check pod 0000:04:00.0 --resource nvidia.com/pgpu
       vfiomgr check pod nvidia.com/pgpu=23
       vfiomgr check pod pod.yaml --kata-version 3.24 --kata-runtime go --runtime crio
+      vfiomgr check pod pod.yaml --with-layout layout.yaml
       vfiomgr --root /srv/node check pod pod.yaml --handler kata-gpu --config kata.toml
     """
     session = session_of(context)
