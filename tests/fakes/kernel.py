@@ -30,6 +30,7 @@ from tests.fakes.mdevs import UUID, Mdevs
 from tests.fakes.nvidia.driver import NvidiaDriver
 from tests.fakes.programs import Programs
 from tests.fakes.reactions import Reactions
+from tests.fakes.rom import Roms
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
@@ -102,6 +103,7 @@ class FakeKernel(Hardware):
         self.mdevs = Mdevs(self.sysfs, self.groups, self.vfio, self.stuck)
         self.sriov = Sriov(self.sysfs, self.functions, self.groups, self.drivers)
         self.attributes = Attributes(self.sysfs, self.functions, self.vfio)
+        self.roms = Roms(self.sysfs, self.functions)
         self.drivers.when_bound.append(self.sriov.bound)
         self.drivers.when_leaving.append(self.sriov.leaving)
         self.drivers.when_bound.append(self.mdevs.bound)
@@ -124,6 +126,7 @@ class FakeKernel(Hardware):
             "reset": self.attributes.reset,
             "reset_subordinate": self.attributes.reset_bus,
             "remove": self._remove_function,
+            "rom": self.roms.enable,
             "sriov_numvfs": self.sriov.set_number,
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
             "sriov_vf_msix_count": self.sriov.set_vectors,

@@ -29,6 +29,7 @@ _COMMANDS = {
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
     "reset": ("vfiomgr.passthrough.commands", "reset"),
+    "rom": ("vfiomgr.main.commands.rom", "rom"),
     "recover": ("vfiomgr.main.commands.recover", "recover"),
     "plan": ("vfiomgr.layout.commands.changes", "plan"),
     "apply": ("vfiomgr.layout.commands.changes", "apply"),

@@ -13,6 +13,7 @@ import pytest
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import vector_adapter, without_iommu, workstation
+from tests.fakes.rom import rom_image
 from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
@@ -75,6 +76,12 @@ def cut_off(place: Place) -> None:
     with pytest.raises(PowerCut):
         api.apply(Bind((PciAddress.parse("0000:01:00.0"),)), tree=place.kernel)
     place.kernel.revive()
+
+
+def with_rom(place: Place) -> None:
+    """Give a GPU a ROM for a BIOS and for UEFI."""
+    image = partial(rom_image, "10de:2684")
+    place.kernel.roms.add("0000:02:00.0", image(kind=0, last=0) + image(machine=0x8664))
 
 
 def refuse_probes(place: Place) -> None:
@@ -402,6 +409,23 @@ HOST_SCENARIOS = (
         prepare=cut_off,
         case="finish",
         journals={"bind-finished": "bind"},
+    ),
+    Scenario(
+        "rom dump",
+        "rom dump 02:00.0\n.bind 02:00.0\nrom dump 02:00.0\nrom dump 05:00.0\nrom dump 00:02.0",
+        prepare=with_rom,
+    ),
+    Scenario(
+        "rom check",
+        """
+        .bind 02:00.0
+        .rom dump 02:00.0 --output gpu.rom
+        rom check gpu.rom --device 02:00.0
+        rom check gpu.rom --device 06:00.0
+        rom check absent.rom
+        """,
+        prepare=with_rom,
+        in_json=True,
     ),
     Scenario(
         "reset",

@@ -39,6 +39,8 @@ CALLERS = {
     "list-persistent": "passthrough.commands.print_persisted",
     "node simulate": "node.commands.simulate._print",
     "node status": "node.commands.status.status",
+    "rom check": "main.commands.rom._print",
+    "rom dump": "main.commands.rom._print",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov-set-existing": "sriov.commands._show",
     "vgpu instances": "gpu.commands._list",

@@ -14,6 +14,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.text import settings_of, text_of
 from vfiomgr.messages.known import QEMU, LoggedMessage, clause, find_messages, messages_by_name
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.rom import SAVE_ELSEWHERE
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.option_rom import LARGEST, OptionRom, parse_rom
@@ -279,21 +280,20 @@ def rom_content(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         without = context.fix(f"remove <rom file> in line {hostdev.line}", "omit rom=FILE")
         fix = (
-            f"dump it from this card while no driver uses it (cd {PCI_DEVICES}/{device.address}; "
-            f"echo 1 > rom; cat rom > {shlex.quote(path)}; echo 0 > rom), or {without}"
+            f"dump it from this card while no driver uses it (vfiomgr rom dump {device.address} "
+            f"--output {shlex.quote(path)}), or {without}"
         )
         if device.is_boot_display:
             fix = (
-                "save it with nvflash, amdvbflash or GPU-Z, or dump it while another GPU is the "
-                f"display of the firmware ({PCI_DEVICES}/{device.address}/rom has the copy that "
-                "the firmware changed), and remove what precedes 55 AA"
+                f"{SAVE_ELSEWHERE} ({PCI_DEVICES}/{device.address}/rom has the copy that the "
+                "firmware changed), and remove its header: vfiomgr rom check FILE --output NEWFILE"
             )
         if rom.offset is None:
             title, shown = "is no option ROM", "no image with 55 AA and PCIR"
         elif rom.offset:
             title = f"has {rom.offset} bytes before its ROM, which begins with 55 AA"
             shown = f"55 AA at byte {rom.offset}"
-            fix = f"remove them: tail -c +{rom.offset + 1} {shlex.quote(path)} > NEWFILE, and "
+            fix = f"remove them: vfiomgr rom check {shlex.quote(path)} --output NEWFILE, and "
             fix += "name that file"
         elif f"{device.vendor_id}:{device.device_id}" not in rom.ids:
             title = f"is the ROM of another device: {', '.join(sorted(rom.ids))}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests.fakes.rom import rom_image
 from tests.unit.host_files import tree_of
 from tests.unit.libvirt.preflight.situations import (
     GPU,
@@ -171,24 +172,24 @@ def test_devices_of_hooks_are_those_that_may_be_detached(
         assert finding.evidence[0].endswith(f"/a.sh:1: GPU={name}")
 
 
-def image(ids: str = "10de:25b6", kind: int = 3, last: int = 0x80, devices: bytes = b"") -> bytes:
-    """An image of one block, with its PCI data structure at 0x1c."""
-    vendor, device = (int(one, 16).to_bytes(2, "little") for one in ids.split(":"))
-    data = b"PCIR" + vendor + device + bytes((24 if devices else 0, 0, 24, 0, 3, 0, 0, 3))
-    data += bytes((1, 0, 0, 0, kind, last, 0, 0)) + devices
-    return (b"\x55\xaa\x01".ljust(0x18, b"\0") + b"\x1c\0\0\0" + data).ljust(512, b"\0")
-
-
 @pytest.mark.parametrize(
     ("data", "title", "remedy"),
     [
         (b"NVGI" * 16, "is no option ROM", "dump it from this card while no driver uses it"),
-        (b"\x55\xaa" * (256 << 9) + image(), "is no option ROM", "dump it from this card"),
-        (b"NVGI" * 16 + image(), "has 64 bytes before its ROM", "remove them: tail -c +65 /roms"),
-        (image("10de:1b80"), "is the ROM of another device: 10de:1b80", "or remove <rom file> in"),
-        (image(kind=0), "has no image for UEFI", "or remove <rom file> in line"),
-        (image(kind=0, last=0) + image(), None, None),
-        (image("10de:1b80", devices=b"\xb6\x25\0\0"), None, None),
+        (b"\x55\xaa" * (256 << 9) + rom_image(), "is no option ROM", "dump it from this card"),
+        (
+            b"NVGI" * 16 + rom_image(),
+            "has 64 bytes before its ROM",
+            "remove them: vfiomgr rom check /roms",
+        ),
+        (
+            rom_image("10de:1b80"),
+            "is the ROM of another device: 10de:1b80",
+            "or remove <rom file> in",
+        ),
+        (rom_image(kind=0), "has no image for UEFI", "or remove <rom file> in line"),
+        (rom_image(kind=0, last=0) + rom_image(), None, None),
+        (rom_image("10de:1b80", devices=b"\xb6\x25\0\0"), None, None),
     ],
 )
 def test_a_rom_that_cannot_work_is_found(
@@ -206,7 +207,7 @@ def test_a_rom_that_cannot_work_is_found(
 
 def test_the_rom_of_the_boot_display_is_not_dumped_from_sysfs(tmp_path: Path) -> None:
     (tmp_path / "roms").mkdir()
-    (tmp_path / "roms/gpu.rom").write_bytes(image(kind=0))
+    (tmp_path / "roms/gpu.rom").write_bytes(rom_image(kind=0))
     text = with_rom().replace("<os>", "<os firmware='efi'>")
     console = host(replace(GPU, is_boot_display=True))
     (report,) = preflight(
@@ -220,7 +221,7 @@ def test_the_rom_of_the_boot_display_is_not_dumped_from_sysfs(tmp_path: Path) ->
 
 def test_a_bios_runs_a_rom_without_uefi(tmp_path: Path) -> None:
     (tmp_path / "roms").mkdir()
-    (tmp_path / "roms/gpu.rom").write_bytes(image(kind=0))
+    (tmp_path / "roms/gpu.rom").write_bytes(rom_image(kind=0))
     files = read_files(tree_of(tmp_path, ""), [ROM, "/roms", "/roms/other.rom"])
     assert set(files.roms) == {ROM}
     assert found(judge(files, with_rom().replace(" firmware='efi'", "")), "rom-invalid") is None
