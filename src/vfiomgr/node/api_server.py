@@ -105,6 +105,8 @@ def cause(answer: httpx.Response) -> str:
 
 
 NOT_FOUND, CONFLICT, GONE, BUSY = 404, 409, 410, 429
+INVALID = frozenset({400, 422})
+"""The server refuses the content of an object."""
 _UNAUTHORIZED, _FORBIDDEN, _BROKEN = 401, 403, 500
 _PAGE = 500
 """Objects in a page of a list."""
@@ -160,6 +162,13 @@ CLAIM_STATUS = Collection(CLAIMS.root, f"{CLAIMS.name}/status")
 NODES = Collection("/api/v1", "nodes")
 PODS = Collection("/api/v1", "pods")
 EVENTS = Collection("/api/v1", "events")
+_OPTIONS = {
+    ("update", NODES.name): "--stop-gpu-operator",
+    ("list", PODS.name): "--binding-conditions",
+    ("watch", PODS.name): "--binding-conditions",
+    ("patch", CLAIM_STATUS.name): "--binding-conditions",
+}
+"""What adds a role for a request, by its verb and collection."""
 
 
 class Listing(Value):
@@ -450,8 +459,8 @@ class Api:
             return f"check that {self._directory}/token is a valid token"
         if status == _FORBIDDEN:
             name = request.collection.name
-            if (request.verb, name) == ("update", NODES.name):
-                return "print a role for it with: vfiomgr node manifests --dra --stop-gpu-operator"
+            if option := _OPTIONS.get((request.verb, name)):
+                return f"print a role for it with: vfiomgr node manifests --dra {option}"
             return f"allow the agent's service account to {request.verb} {name} in a ClusterRole"
         if status == NOT_FOUND and request.verb == "list":
             return "use Kubernetes 1.34 or newer, which serves resource.k8s.io/v1"

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.node.api_server import (
     GONE,
+    INVALID,
     NODES,
     NOT_FOUND,
     SLICES,
@@ -353,7 +354,7 @@ class Publisher:
             try:
                 kept = kept_of(await self._api.trial(SLICES, await self._document(spec)))
             except ApiError as error:  # an older server refuses other values than it knows
-                if error.is_passing:
+                if error.status not in INVALID:
                     raise
             else:
                 break

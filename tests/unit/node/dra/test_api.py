@@ -12,7 +12,18 @@ from tests.fakes.api_rules import Refused
 from tests.fakes.api_server import ApiServer
 from tests.fakes.certificates import CERTIFICATE
 from tests.unit.node.stories import until
-from vfiomgr.node.api_server import CLAIMS, GONE, NODES, SLICES, Api, ApiError, Backoff, name_of
+from vfiomgr.node.api_server import (
+    CLAIM_STATUS,
+    CLAIMS,
+    GONE,
+    NODES,
+    PODS,
+    SLICES,
+    Api,
+    ApiError,
+    Backoff,
+    name_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -90,6 +101,17 @@ async def test_a_refusal_says_what_lifts_it(
         assert error.is_passing is is_passing
         assert hint in error.hint
         assert bool(hint) is bool(error.hint)
+
+
+async def test_a_right_that_an_option_gives_is_named_with_it(place: Path) -> None:
+    async with talking(place) as (server, api):
+        server.rights = frozenset()
+        denied = [
+            await refused(api.list(PODS)),
+            await refused(api.patch(CLAIM_STATUS, "gpu", "ml", {})),
+        ]
+        command = "vfiomgr node manifests --dra --binding-conditions"
+        assert [each.hint for each in denied] == [f"print a role for it with: {command}"] * 2
 
 
 async def test_all_pages_are_listed_and_fields_select(place: Path) -> None:

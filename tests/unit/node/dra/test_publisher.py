@@ -691,6 +691,17 @@ async def test_newer_fields_are_published_where_the_server_stores_them(
         assert is_told == (awaits and "conditions" not in expected)
 
 
+async def test_a_right_that_comes_late_hides_no_newer_field(place: Path) -> None:
+    async with a_node(place) as (server, node):
+        node.make, node.awaits = slices, True
+        server.answers = [Refused(403, "because"), Refused(403, "because")]
+        node.start(Pool(NODE, (NEWER,)))
+        await until(node.slices)
+        ((device,),) = (each["spec"]["devices"] for each in node.slices())
+        assert device["bindingConditions"] == ["vfiomgr.io/Bound"]
+        assert ["cannot create resourceslices: because" in text for text in node.told] == [True]
+
+
 async def test_a_server_is_asked_only_for_the_sake_of_a_field(place: Path) -> None:
     async with a_node(place) as (server, node):
         node.make, node.awaits = slices, True
