@@ -182,6 +182,7 @@ class Driver:
         """Leave the kubelet; what was published stays, and so do the claims."""
         await self._plugin.close()
         await self._creating.close()
+        await self._operands.close()
         await self._api.close()
 
     async def _tend(self) -> None:

@@ -8,7 +8,7 @@ nothing else is recorded, and an agent that was killed, or a reboot, loses nothi
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
@@ -25,6 +25,8 @@ _PRESENT, _AWAY = "true", "paused-for-vfiomgr"
 _ATTEMPTS = 5
 """The kubelet and others change the Node object too."""
 _TICK = 0.5
+_CLOSING = 5.0
+"""Seconds that the agent waits for the API server at its end."""
 
 
 class Operands:
@@ -72,6 +74,13 @@ class Operands:
             except ApiError as error:
                 self._trouble.report(f"the GPU Operator's pods may be away: {error.message}")
                 await asyncio.sleep(self._backoff.pause())
+
+    async def close(self) -> None:
+        """Have the pods return at the end of the agent: perhaps no other one starts."""
+        if self._are_away:
+            with suppress(ApiError, TimeoutError):  # then the next agent does it
+                async with asyncio.timeout(_CLOSING):
+                    await self._change(_AWAY, _PRESENT)
 
     async def _change(self, before: str, after: str) -> None:
         """Change the labels that have a value; others, e.g. `false`, are not ours."""

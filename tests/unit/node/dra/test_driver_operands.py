@@ -126,6 +126,20 @@ async def test_labels_that_a_killed_agent_left_are_restored(
         await made.until(lambda: operator.labels == {**LABELS, NVSM: "paused-for-mig-change"})
 
 
+async def test_an_agent_that_ends_during_a_bind_restores_the_labels(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(place, kernel, monkeypatch) as made:
+        made.server.rights = rights("gpu-operator")
+        await until_known(made)
+        operator = Operator(made, LABELS)
+        assert made.agent.driver is not None
+        async with made.agent.driver._operands.away():
+            assert operator.labels == PAUSED
+            await made.end_agent()
+        assert operator.labels == LABELS
+
+
 async def test_without_rights_a_claim_is_not_prepared_and_the_role_is_named(
     place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
