@@ -62,10 +62,19 @@ class Events:
             self._budgets[key] = _Budget(left, now, budget.dropped + 1)
             return
         self._budgets[key] = _Budget(left - 1, now)
+        self._forget(now)
         if budget.dropped:
             message = f"{message} (not written since the last one: {budget.dropped})"
         if not self._waiting.full():
             self._waiting.put_nowait(self._event(reason, message, is_normal=is_normal))
+
+    def _forget(self, now: float) -> None:
+        """Remove the budgets that are full again: each new vGPU has another name."""
+        self._budgets = {
+            key: each
+            for key, each in self._budgets.items()
+            if each.dropped or each.left + (now - each.since) / _REFILL < _BURST
+        }
 
     async def run(self) -> None:
         """Write what waits, until the task is cancelled."""

@@ -408,9 +408,11 @@ class Creating:
                 line = await source.readline()
             finally:
                 sink.close()
+            if line.endswith(b"\n"):
+                return read(Result, line)
         except OSError as error:
             why = error.strerror or str(error)
-        if line.endswith(b"\n"):
-            return read(Result, line)
+        except ValueError:  # the two pods are updated one after the other
+            why = "it runs another version of vfiomgr"
         message = f"cannot {what}: no answer of the pod vfiomgr-binder on this node: {why}"
         return Result(error=message, hint="see its log; the next attempt goes on with it")

@@ -239,6 +239,16 @@ def test_a_device_that_changes_all_the_time_writes_few_events(
     assert events._waiting.empty()
 
 
+def test_devices_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("vfiomgr.node.events.time.monotonic", lambda: now)
+    events = Events(EventSettings("", "", ""), lambda _: None)
+    for number in range(50):
+        events.put("DeviceUnhealthy", f"vgpu-{number} is not given to pods")
+        now += 100
+    assert len(events._budgets) == 3
+
+
 async def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
     agent, events = waiting_agent(place), Written()
     agent._events = events

@@ -102,7 +102,7 @@ class Nominated:
             try:
                 await self._tend(name)
             except VfiomgrError as error:
-                trouble.report(f"cannot prepare claim {name} before its pod: {text_of(error)}")
+                trouble.report(f"claim {name}, before its pod is placed: {text_of(error)}")
             else:
                 trouble.end()
             await asyncio.sleep(pause)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import BinaryIO
 
     from tests.fakes.kernel import FakeKernel
 
@@ -172,6 +173,21 @@ async def test_only_root_and_this_user_give_orders(
 async def test_a_pod_that_is_away_is_named(host: FakeKernel) -> None:
     listen(host).close()
     with pytest.raises(HostError, match="vfiomgr-binder on this node: Connection refused"):
+        await agent_of(host).bind(str(CARD), OnDemand(), OWNER)
+
+
+async def test_a_pod_of_another_version_is_named(
+    host: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer has a field that is not known here."""
+
+    def carry_out(_binder: object, source: BinaryIO, sink: int) -> None:
+        source.readline()
+        os.write(sink, b'{"newer": 1}\n')
+
+    monkeypatch.setattr(f"{__name__}.carry_out", carry_out)
+    message = "vfiomgr-binder on this node: it runs another version of vfiomgr"
+    with process_of(host), pytest.raises(HostError, match=message):
         await agent_of(host).bind(str(CARD), OnDemand(), OWNER)
 
 

@@ -198,7 +198,7 @@ async def test_a_claim_that_changes_meanwhile_is_read_again(
         assert (first["driver"], second["device"]) == ("nic.example", DEVICE)
         found = [text for text in made.told if "cannot" in text]
         down = "cannot update nodes gpu-1: the server is down"
-        assert found == [f"cannot prepare claim ml/gpu before its pod: {down}"]
+        assert found == [f"claim ml/gpu, before its pod is placed: {down}"]
 
 
 async def test_a_claim_of_the_same_name_is_another_one(
