@@ -104,10 +104,10 @@ def cause(answer: httpx.Response) -> str:
     return str(message or answer.text.strip() or answer.reason_phrase)[:LONGEST]
 
 
-NOT_FOUND, CONFLICT, GONE, BUSY = 404, 409, 410, 429
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE, BUSY = 403, 404, 409, 410, 429
 INVALID = frozenset({400, 422})
 """The server refuses the content of an object."""
-_UNAUTHORIZED, _FORBIDDEN, _BROKEN = 401, 403, 500
+_UNAUTHORIZED, _BROKEN = 401, 500
 _PAGE = 500
 """Objects in a page of a list."""
 _DEADLINE = 10.0
@@ -457,7 +457,7 @@ class Api:
         """What lifts a refusal of this status."""
         if status == _UNAUTHORIZED:
             return f"check that {self._directory}/token is a valid token"
-        if status == _FORBIDDEN:
+        if status == FORBIDDEN:
             name = request.collection.name
             if option := _OPTIONS.get((request.verb, name)):
                 return f"print a role for it with: vfiomgr node manifests --dra {option}"

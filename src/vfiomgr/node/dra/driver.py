@@ -136,6 +136,8 @@ class Driver:
             early=lambda: self._preparing.early,
             prepare=self._prepare_early,
             release=self._release_early,
+            # Pods would wait in vain for an agent that does not see them.
+            denied=lambda is_denied: self._publisher.have_awaited(awaits=not is_denied),
             tell=tell,
         )
         self._answers = Answers(self._prepare, self._unprepare)

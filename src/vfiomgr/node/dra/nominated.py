@@ -56,6 +56,7 @@ class Nominated:
 
     `early` are the claims that were prepared so. `prepare` raises VfiomgrError if a claim cannot be
     prepared, and leaves nothing then. With `is_on` False only what was prepared is released.
+    `denied` is called if the right to list pods is found to be missing, or there again.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -67,6 +68,7 @@ class Nominated:
         early: Callable[[], Iterable[PreparedClaim]],
         prepare: Callable[[Claim], Awaitable[object]],
         release: Callable[[PreparedClaim], Awaitable[object]],
+        denied: Callable[[bool], object],
         tell: Callable[[str], None],
     ) -> None:
         self._api, self._node, self._is_on = api, node, is_on
@@ -75,6 +77,7 @@ class Nominated:
         self._wake = asyncio.Event()
         fields = {"status.nominatedNodeName": node}
         self._pods = Mirror(api, PODS, fields, tell, self._wake.set)
+        self._pods.report_denied = denied
 
     async def run(self) -> None:
         """Follow pods and claims until the task is cancelled."""

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.node.api_server import (
+    FORBIDDEN,
     GONE,
     INVALID,
     NODES,
@@ -75,6 +76,9 @@ class Mirror:
         """Whether the objects were listed at least once."""
         self._api, self._collection, self._fields = api, collection, fields
         self._changed = changed
+        self.report_denied: Callable[[bool], object] = lambda _: None
+        """Called if the right to list them is found to be missing, or there again."""
+        self._is_denied = False
         self._trouble = Trouble(tell)
         self._backoff = Backoff()
         self._version = ""
@@ -119,7 +123,12 @@ class Mirror:
                 self._apply(change)
 
     async def _list(self) -> None:
-        listing = await self._api.list(self._collection, self._fields)
+        try:
+            listing = await self._api.list(self._collection, self._fields)
+        except ApiError as error:
+            self._learn_right(is_denied=error.status == FORBIDDEN)
+            raise
+        self._learn_right(is_denied=False)
         version = int(listing.version)
         held = self.objects.values()
         self.objects = {name_of(each): each for each in held if version_of(each) > version}
@@ -127,6 +136,11 @@ class Mirror:
             self._store(thing)
         self._version, self.is_complete = listing.version, True
         self._changed()
+
+    def _learn_right(self, *, is_denied: bool) -> None:
+        if is_denied != self._is_denied:
+            self._is_denied = is_denied
+            self.report_denied(is_denied)
 
     def _apply(self, change: Change) -> None:
         self._version = str(version_of(change.object))
@@ -209,6 +223,11 @@ class Publisher:
         if wanted != self._pools:
             self._pools = wanted
             self._wake.set()
+
+    def have_awaited(self, *, awaits: bool) -> None:
+        """Have pods wait for devices that claims bind, or not."""
+        self._awaits = awaits
+        self._wake.set()
 
     async def run(self) -> None:
         """Publish until the task is cancelled; the slices stay."""

@@ -261,6 +261,27 @@ async def test_without_the_option_no_pod_is_watched(
         assert driver_of(kernel) == "nvidia"
 
 
+async def test_without_the_right_to_see_pods_none_waits_for_its_device(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+
+        def are_awaited() -> bool:
+            return "bindingConditions" in str(made.server.objects("resourceslices"))
+
+        await made.until(are_awaited)
+        await made.end_agent()
+        made.server.rights = rights()
+        await made.restart_agent()
+        await made.until(lambda: not are_awaited())
+        assert any("node manifests --dra --binding-conditions" in text for text in made.told)
+        made.allocate(DEVICE)
+        await made.prepare()
+        assert driver_of(kernel) == "vfio-pci"
+        made.server.rights = rights("binding")
+        await made.until(are_awaited)
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
