@@ -327,7 +327,8 @@ def _cluster(directory: str, option: str) -> tuple[str, str]:
         message = f"{option}: {_PORT} is not a number: {port}"
         raise UsageError(message, "set it to the port of the API server, or remove it")
     node = os.environ.get("NODE_NAME") or os.uname().nodename.lower()
-    _optional("vfiomgr.node.api_server").require_usable(directory, option)
+    _optional("vfiomgr.node.api_server")
+    import_module("vfiomgr.node.credentials").require_usable(directory, option)
     return f"https://{f'[{host}]' if ':' in host else host}:{port}", node
 
 

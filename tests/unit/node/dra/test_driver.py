@@ -296,8 +296,7 @@ async def test_a_container_does_not_start_with_a_device_of_a_claim(place: Path) 
 def test_the_uid_of_the_agents_pod_is_in_the_names_of_its_sockets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usable = SimpleNamespace(require_usable=lambda *_: None)
-    monkeypatch.setattr(run_module, "_optional", lambda _: usable)
+    monkeypatch.setattr("vfiomgr.node.credentials.require_usable", lambda *_: None)
     known = {"KUBERNETES_SERVICE_HOST": "::1", "NODE_NAME": NODE, "POD_UID": "0b7c"}
     for name, value in known.items():
         monkeypatch.setenv(name, value)
