@@ -148,7 +148,7 @@ def run(tree: HostTree) -> None:
 
 
 def listen(tree: HostTree) -> socket.socket:
-    """The socket, which replaces that of an earlier process.
+    """The socket, which replaces that of an earlier process, and accepts orders at once.
 
     Raises:
         OSError: it cannot be created.
@@ -157,11 +157,13 @@ def listen(tree: HostTree) -> socket.socket:
     tree.make_directory(BINDER.parent, 0o700)
     os.chmod(tree.locate(BINDER.parent), 0o700)
     path = tree.locate(BINDER)
+    new = f"{path}.new"
     with suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(new)
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
+    listening.bind(new)
     listening.listen()
+    os.replace(new, path)
     return listening
 
 

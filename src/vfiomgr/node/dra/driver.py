@@ -366,7 +366,7 @@ class Driver:
             end = time.monotonic() + _WITHHELD
             self._withheld |= dict.fromkeys(places & self._preparing.refused, end)
             self._publish()
-            asyncio.get_running_loop().call_later(_WITHHELD, self._publish)
+            _call_later(_WITHHELD, self._publish)
             raise
 
     async def _release_early(self, claim: PreparedClaim) -> None:
@@ -452,6 +452,10 @@ class Driver:
         """The pod that has a unit, from this device plugin or from that of others."""
         known = self._units.get(unit)
         return self._ledger.pod_of(unit, () if known is None else known.aliases)
+
+
+def _call_later(seconds: float, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(seconds, call)
 
 
 def _health(pool: str, device: str, unit: NodeUnit) -> DeviceHealth:

@@ -22,7 +22,7 @@ from tests.unit.node.dra import test_driver_vgpus
 from tests.unit.node.dra.test_driver_binding import DEVICE, driver_of, until_known
 from tests.unit.node.dra.test_driver_binding import kernel as kernel_of_agent
 from tests.unit.node.dra.test_driver_vgpus import node
-from tests.unit.node.stories import answer
+from tests.unit.node.stories import answer, until
 from tests.unit.node.test_on_demand import CARD, DISK, LAYOUT, OWNER, drivers
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.library import Host
@@ -191,15 +191,23 @@ async def test_a_pod_of_another_version_is_named(
         await agent_of(host).bind(str(CARD), OnDemand(), OWNER)
 
 
-async def test_an_order_of_an_agent_that_was_killed_goes_on(host: FakeKernel) -> None:
+async def test_an_order_of_an_agent_that_was_killed_goes_on(host: FakeKernel, place: Path) -> None:
     agent = agent_of(host)
-    with process_of(host, lambda: time.sleep(0.3)):
+    begun, killed = place / "begun", place / "killed"
+
+    def wait() -> None:
+        begun.touch()
+        while not killed.exists():
+            time.sleep(0.01)
+
+    with process_of(host, wait):
         bind = asyncio.create_task(agent._ask_binder(
             Order("bind", OWNER, addresses=(CARD,), on_demand=OnDemand()), "bind"
         ))  # fmt: skip
-        await asyncio.sleep(0.1)
+        await until(begun.exists)
         bind.cancel()
         await asyncio.gather(bind, return_exceptions=True)
+        killed.touch()
         unit = await agent_of(host).bind(str(CARD), OnDemand(), OWNER)
         assert unit.nodes == ("/dev/vfio/10",)
         await agent_of(host).give_back(str(CARD), OWNER)

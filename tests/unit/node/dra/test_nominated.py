@@ -25,7 +25,7 @@ from vfiomgr.node.dra.nominated import claims_of
 from vfiomgr.node.processes import StillRunning
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -124,7 +124,8 @@ async def test_a_bind_that_fails_is_a_condition_and_the_device_is_not_chosen_aga
     place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with waiting(place, kernel, monkeypatch) as made:
-        monkeypatch.setattr(driver, "_WITHHELD", 1.0)
+        later: list[Callable[[], None]] = []
+        monkeypatch.setattr(driver, "_call_later", lambda _seconds, call: later.append(call))
         kernel.sysfs.put("/proc/4711/comm", "python3\n")
         kernel.sysfs.link_absolute("/proc/4711/fd/7", "/dev/dri/card1")
         await begin(made)
@@ -139,6 +140,10 @@ async def test_a_bind_that_fails_is_a_condition_and_the_device_is_not_chosen_aga
         kernel.sysfs.drop("/proc/4711/fd/7")
         made.scheduler.nominate("p", "")
         made.scheduler.deallocate()
+        assert made.agent.driver is not None
+        made.agent.driver._withheld = dict.fromkeys(made.agent.driver._withheld, 0.0)
+        (end,) = later
+        end()
         await made.until(lambda: "vfiomgr.io/bind-failed" not in taints(made))
         made.scheduler.nominate("p")
         made.scheduler.allocate(DEVICE)
