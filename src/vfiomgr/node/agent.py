@@ -7,9 +7,7 @@ import gc
 import math
 import os
 import signal
-import socket
 import time
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.processes import Scanning
 from vfiomgr.node.serving import Listing, ServedResource
 from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove_stale
+from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -486,30 +485,3 @@ class Agent:
         self._quarantine.release(device, (unit.id for unit in self._found.units))
         await self.scanning.tell(forgive=device)
         await self._share_quarantine()
-
-
-_SOCKET = "NOTIFY_SOCKET"
-_WATCHDOG = "WATCHDOG_USEC"
-_WATCHED = "WATCHDOG_PID"
-
-
-def notify(state: str) -> None:
-    """Send a state such as `READY=1`; no effect if systemd does not wait for one.
-
-    It is dropped if systemd does not read: the agent must not wait for it.
-    """
-    name = os.environ.get(_SOCKET, "")
-    if not name.startswith(("/", "@")):
-        return
-    address = f"\0{name[1:]}" if name.startswith("@") else name
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)  # noqa: FBT003 - sockets have it so
-        sender.sendto(state.encode(), address)
-
-
-def watchdog_seconds() -> float | None:
-    """How often systemd expects `WATCHDOG=1`; None if it does not watch this process."""
-    text = os.environ.get(_WATCHDOG, "")
-    if not text.isdecimal() or os.environ.get(_WATCHED, str(os.getpid())) != str(os.getpid()):
-        return None
-    return int(text) / 1_000_000 or None

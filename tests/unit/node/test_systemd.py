@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.node.agent import notify, watchdog_seconds
+from vfiomgr.node.systemd import notify, watchdog_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
