@@ -143,6 +143,8 @@ def run(tree: HostTree) -> None:
         message = f"cannot serve {BINDER}: {error.strerror}"
         raise HostError(message) from error
     except KeyboardInterrupt:
+        with suppress(OSError):  # agents publish what is not bound only while it is there
+            os.unlink(tree.locate(BINDER))
         for process in working:
             process.wait()
 

@@ -61,7 +61,7 @@ _SMI = 10.0
 """Seconds that nvidia-smi may take to set a mode."""
 RefusedOrUndone = (Refusal, RolledBack)
 """The errors after which a device is as before."""
-_SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
+_ADD = "add the pods that bind devices: vfiomgr node manifests --dra --binder"
 
 
 class Bound(Value):
@@ -119,7 +119,7 @@ class Binding:
         """
         if not may_reset(self._tree):
             message = f"cannot bind {address}: /sys is not writable"
-            raise HostError(message, _SERVICE)
+            raise HostError(message, _ADD)
         unit = unit_of(self._scan(address), address, how)
         address = unit.addresses[0]
         with hold(self._tree, [_lock(address)], self._host.on_note):

@@ -300,3 +300,4 @@ def test_the_command_answers_on_its_socket_and_ends_with_sigterm(place: Path) ->
         process.terminate()
         _, error = process.communicate(timeout=60)
     assert (process.returncode, b"Traceback" in error) == (0, False)
+    assert not os.path.exists(path)  # nobody binds devices any more
