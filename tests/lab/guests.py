@@ -246,9 +246,9 @@ class GuestRun:
             patience.restart()
             self._take_in(line, guest)
         if alive and patience.is_over:
+            what = f"nothing was heard from the guest, and {patience.why}"
             guest.keep = True
             guest.kill()
-            what = f"nothing was heard from the guest, and {patience.why}"
             raise GuestTimeout(what, console=guest.console)
         return alive and not self._guests.is_closed
 
