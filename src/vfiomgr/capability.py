@@ -58,7 +58,7 @@ register(
         plans=("plan", "reset"),
         applies=("apply",),
     ),
-    Capability("vfiomgr.check", rules=("plan",)),
+    Capability("vfiomgr.check", rules=("plan", "console_rules")),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
         "vfiomgr.sriov",

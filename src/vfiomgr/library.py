@@ -101,6 +101,16 @@ class Host(ManagedHost):
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""
         return check.check(self.scan(with_readiness=True))
 
+    def check_console(self, device: str | PciAddress | None = None) -> Report:
+        """Check whether a card of the desktop can be lent; without one, that of the console.
+
+        Raises:
+            UsageError: it is no display, or none shows the console.
+
+        """
+        host = self.scan(with_users=True, with_readiness=True, with_desktop=True)
+        return check.check_console(host, None if device is None else device_text(device))
+
     # ---- what is changed
 
     def bind(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> Outcome:

@@ -1,4 +1,4 @@
-"""The command `vfiomgr check`."""
+"""The commands `vfiomgr check` and `vfiomgr check console`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import click
 from vfiomgr import check as library
 from vfiomgr.cli.options import READING, LazyGroup, session_options
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
+from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.session import session_of
 
 _COMMANDS = {
+    "console": ("vfiomgr.check.commands", "console"),
     "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),
     "migration": ("vfiomgr.libvirt.commands.migration", "migration"),
     "pod": ("vfiomgr.kata.explain.commands", "explain"),
@@ -30,7 +32,7 @@ _COMMANDS = {
 @session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, every: bool, strict: bool) -> None:
-    """Check a host, domain, pod, layout, Kata or CDI.
+    """Check a host, console, domain, pod, layout, Kata or CDI.
 
     Without a subcommand, check whether this host is ready for passthrough. Each finding has
     evidence, a reason and a remedy. A blocker prevents passthrough of every device; a warning
@@ -54,4 +56,38 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     session = session_of(context)
     report = library.check(session.scan(with_readiness=True))
     print_report(report, "not ready", session.format, every=every)
+    context.exit(exit_status(report, strict=strict))
+
+
+@click.command("console")
+@click.argument("address", required=False, shell_complete=complete_gpu)
+@click.option("--all", "every", is_flag=True, help="Also show passed and skipped checks.")
+@strict_option()
+@session_options(*READING)
+@click.pass_context
+def console(context: click.Context, *, address: str | None, every: bool, strict: bool) -> None:
+    """Check whether a guest can have a card that the desktop uses.
+
+    Without ADDRESS, the card that shows the console is checked. The answer names the users of the
+    card and how each releases it: compositors and user sessions, the greeter and the display
+    manager, audio programs, services and other processes, the text console and the firmware's
+    framebuffer. It lists reported reset problems, what may be lost, and what cannot work. For a
+    second card, it has the settings that keep the running compositor off it.
+
+    Sessions are read from /run/systemd/sessions. Nothing is released, written or changed. Without
+    root the processes that use the card are unknown.
+
+    Exit status: 1 for a blocker, and with --strict also for an unknown result; otherwise 0.
+
+    \b
+    Examples:
+      vfiomgr check console
+      vfiomgr check console 01:00.0
+      vfiomgr check console --all --strict
+      vfiomgr check console --snapshot host.json --format json
+    """
+    session = session_of(context)
+    host = session.scan(with_users=True, with_readiness=True, with_desktop=True)
+    report = library.check_console(host, address)
+    print_report(report, "cannot be lent", session.format, every=every)
     context.exit(exit_status(report, strict=strict))

@@ -35,7 +35,7 @@ _PLACE = expression(
 """What a person named: home directories, mount points, volumes and labels."""
 _HOME = expression(r"(?<![\w/])/home/([^\s,:;\"'/]+)")
 _PERSONAL = frozenset(
-    {"agent", "cdi_files", "definitions", "files", "gpu_partitions", "host_uses"}
+    {"agent", "cdi_files", "definitions", "desktop", "files", "gpu_partitions", "host_uses"}
     | {"kernel_command_line", "nodes", "readiness", "unknown_users", "users", "vgpu_marks"}
 )
 """The members of a snapshot in which names of persons, guests and hosts can stand."""
@@ -200,5 +200,8 @@ def _users(document: dict[str, Any]) -> Iterator[str]:
         kind, _, name = (limit.get("subject") or "").partition(" ")
         if kind == "user" and name:
             yield name
+    desktop = document.get("desktop") or {}
+    yield from (one["user"] for one in desktop.get("sessions") or () if one.get("user"))
+    yield from desktop.get("lingering") or ()
     for node in readiness.get("nodes") or ():
         yield from filter(None, (node.get("owner") or "").split(":"))

@@ -137,6 +137,8 @@ class FurtherFacts(TypedDict, total=False):
     also ATS and PASID."""
     with_programs: bool
     """The versions of libvirt and QEMU, which are run for it, if `with_guests`."""
+    with_desktop: bool
+    """The console, the sessions and the programs of the desktop."""
     about: frozenset[PciAddress] | None
     """The functions that a change is about. Virtual functions that it cannot touch
     (`pci.function.touched_by`) are only counted, as by `list`; without it, none is."""
@@ -165,9 +167,9 @@ def scan(
     )
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
+    host = replace(host, **_user_facts(host, tree, further, with_claims=with_claims))
     return replace(
         host,
-        **_user_facts(host, tree, further, with_claims=with_claims),
         **_further_facts(host, tree, further),
         **read_changeable(tree, host),
         msix=capabilities.read_msix(tree, host.devices),
@@ -205,6 +207,11 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
         found["guest_support"] = read(tree, host.devices, with_programs=programs)
     if resets and guests:
         found["translations"] = capabilities.read_translations(tree, host.devices)
+    if further.get("with_desktop"):
+        from vfiomgr.users.desktop import read_desktop  # noqa: PLC0415 - few commands need it
+
+        holders = {user.pid for user in host.users.processes or ()}
+        found["desktop"] = read_desktop(tree, holders)
     if further.get("with_links"):
         found["links"] = capabilities.read_links(tree, host.devices)
     return found

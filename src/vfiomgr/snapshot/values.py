@@ -23,6 +23,7 @@ from vfiomgr.vgpu.model import Vgpu, VgpuFacts
 if TYPE_CHECKING:  # slow to import, and few hosts are read with them: deferred_types
     from vfiomgr.check.model import Readiness  # noqa: TC004
     from vfiomgr.pci.guest_support import GuestSupport  # noqa: TC004
+    from vfiomgr.users.desktop import DesktopFacts  # noqa: TC004
 
 DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
 """What a function is used for: by a driver of the host, by VFIO without a guest, by a guest that
@@ -39,6 +40,7 @@ class HostFacts(Value, dict=True):
     deferred_types: ClassVar[dict[str, str]] = {
         "Readiness": "vfiomgr.check.model",
         "GuestSupport": "vfiomgr.pci.guest_support",
+        "DesktopFacts": "vfiomgr.users.desktop",
     }
     """Types of its fields that its module does not import, with their modules."""
 
@@ -93,3 +95,5 @@ class HostFacts(Value, dict=True):
     """Versions and abilities for guests; None if not read."""
     translations: tuple[Translation, ...] | None = None
     """ATS and PASID of functions that have them; None if not read (requires root)."""
+    desktop: DesktopFacts | None = None
+    """The console, the sessions and the programs of the desktop; None if not read."""

@@ -241,7 +241,7 @@ def runs_guest(tree: HostTree, guest: str, pids: Iterable[int]) -> bool:
 def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
     """The open files of each process; None if some process cannot be examined."""
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]
-    if not pids or not _shows_all(tree):
+    if not pids or not shows_all(tree):
         return None
     try:
         return {pid: opened for pid in pids if (opened := _opened(tree, pid)) is not None}
@@ -249,7 +249,7 @@ def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
         return None
 
 
-def _shows_all(tree: HostTree) -> bool:
+def shows_all(tree: HostTree) -> bool:
     """Whether /proc is the host's and shows all processes.
 
     In a PID namespace it hides those of others, and with the option hidepid those of other users
@@ -458,7 +458,7 @@ def _users(
 ) -> Iterator[DeviceUser]:
     command = tree.read(_PROC / pid / "comm") or "?"
     cgroups = tree.read(_PROC / pid / "cgroup")
-    unit = _unit(cgroups)
+    unit = unit_of(cgroups)
     pod = pod_of(tree, guest) or _pod_of_cgroup(tree, cgroups)
     for node in nodes:
         functions = disks.get(node, ())
@@ -487,7 +487,7 @@ def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
     return (None,)
 
 
-def _unit(cgroups: str | None) -> str | None:
+def unit_of(cgroups: str | None) -> str | None:
     """The innermost unit of a process, from hierarchy:controllers:path (cgroups(7))."""
     for line in (cgroups or "").splitlines():
         path = line.split(":", 2)[-1]

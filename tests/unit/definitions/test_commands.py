@@ -101,7 +101,7 @@ def test_where_nobody_can_look_it_says_so(
     run(*DEFINE)
     run("vgpu", "start", UUID)
     hold(kernel, UUID)
-    monkeypatch.setattr("vfiomgr.users.processes._shows_all", lambda _tree: False)
+    monkeypatch.setattr("vfiomgr.users.processes.shows_all", lambda _tree: False)
     told = run("vgpu", "list")
     assert told.stdout.splitlines()[1].endswith("  unknown")
     assert told.stderr == f"USED BY: {nobody}"

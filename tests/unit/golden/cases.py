@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import api
+from tests.fakes.desktop import gnome
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import vector_adapter, without_iommu, workstation
 from tests.fakes.rom import rom_image
@@ -263,6 +264,11 @@ HOST_SCENARIOS = (
     ),
     Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
     Scenario("check", "check", without_iommu, case="iommu-off"),
+    Scenario(
+        "check console",
+        "check console\ncheck console 0000:02:00.0\ncheck console 0000:01:00.1 --format json",
+        lambda path: gnome(path, 2).kernel,
+    ),
     Scenario(
         "explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay", in_json=True
     ),
