@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DEVICES, _CLAIMS, _FOREIGN = 1000, 100, 4000
 _SLOWEST = 0.99
 _LIMIT, _LATER = 120.0, 10.0
-_BIND, _MEMORY, _GROWTH = 2.0, 100 * 2**20, 2**20
+_BIND, _MEMORY, _GROWTH = 2.0, 100 * 2**20, 4 * 2**20
 """Budgets: seconds, and bytes."""
 _LAYOUT = """\
 version: vfiomgr/v1
