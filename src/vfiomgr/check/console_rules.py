@@ -48,6 +48,7 @@ _TAKEN: frozenset[Override] = frozenset({"boot-display", "in-use"})
 """What this check judges itself, in more detail than `bind`."""
 _MOST = 5
 """Maximum number of processes that are named in one line."""
+_NO_CONSOLE = "each display can go to a guest without taking the console's screen away"
 _SHELL = "in the script that starts it, or a file of its session's environment that a shell reads"
 
 
@@ -615,19 +616,27 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
     """Check one card, or without an address those that show the console.
 
     Raises:
-        UsageError: it is no display, or none shows the console.
+        UsageError: it is no display.
 
     """
+    displays = [str(d.address) for d in host.devices if _is_display(d)]
+    known = f"name a display of this host: {', '.join(displays)}"
+    if not displays:
+        known = "see what this host has: vfiomgr list"
     if address is None:
         cards = [d for d in host.devices if d.is_boot_display and _is_display(d)]
+        if not cards:
+            none = "no display of this host shows the console"
+            own = tuple(
+                f"{d.address}: {d.driver or 'no driver'}" for d in host.devices if _is_display(d)
+            )
+            return Report.of([finding("console-display", "info", none, own, _NO_CONSOLE, known)])
     else:
         named = find_device(host, address)
         cards = [d for d in (named, *host.slot(named)) if _is_display(d)][:1]
     if not cards:
-        displays = [str(d.address) for d in host.devices if _is_display(d)]
-        message = f"not a display: {address}" if address else "no display shows the console"
-        known = f"name a display of this host: {', '.join(displays)}"
-        raise UsageError(message, known if displays else "see what this host has: vfiomgr list")
+        message = f"not a display: {address}"
+        raise UsageError(message, known)
     reports = [CONSOLE_RULES.run(CardContext(host, card)) for card in cards]
     return Report.of(
         (found for each in reports for found in each.findings),

@@ -13,7 +13,6 @@ from tests.fakes.desktop import Desktop
 from tests.unit.devices import with_facts
 from vfiomgr.check import check_console
 from vfiomgr.documents.text import TextFile
-from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.snapshot.redaction import Redaction
@@ -376,9 +375,9 @@ def test_the_audio_function_stands_for_its_card(tmp_path: Path) -> None:
 def test_no_display(tmp_path: Path) -> None:
     host = read(Desktop(tmp_path, cards=2))
     hidden = replace(host, devices=tuple(replace(d, is_boot_display=False) for d in host.devices))
-    with pytest.raises(UsageError) as error:
-        check_console(hidden)
-    assert error.value.remedy == f"name a display of this host: {FIRST}, {SECOND}"
+    shown = one(check_console(hidden), "console-display")
+    assert (shown.severity, shown.summary) == ("info", "no display of this host shows the console")
+    assert shown.hint == f"name a display of this host: {FIRST}, {SECOND}"
 
 
 def test_a_snapshot_keeps_the_desktop_and_hides_its_users(tmp_path: Path) -> None:
