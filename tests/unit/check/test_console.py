@@ -377,7 +377,7 @@ def test_no_display(tmp_path: Path) -> None:
     hidden = replace(host, devices=tuple(replace(d, is_boot_display=False) for d in host.devices))
     shown = one(check_console(hidden), "console-display")
     assert (shown.severity, shown.summary) == ("info", "no display of this host shows the console")
-    assert shown.hint == f"name a display of this host: {FIRST}, {SECOND}"
+    assert shown.remedy == f"name a display of this host: {FIRST}, {SECOND}"
 
 
 def test_a_snapshot_keeps_the_desktop_and_hides_its_users(tmp_path: Path) -> None:
