@@ -528,7 +528,7 @@ async def test_a_pool_whose_counters_would_be_dropped_is_withheld_until_they_are
         gpu, plain = pool_of(2, "gpu-1/gpu"), pool_of(1)
         node.start(gpu, plain)
         await node.until_published(plain)
-        await until(lambda: len(server.trials()) > 2)
+        await until(lambda: node.told)
         (told,) = node.told
         assert told == (
             "cannot publish devices: the API server drops spec.sharedCounters of pool "
