@@ -54,8 +54,8 @@ register(
     Capability("vfiomgr.vgpu", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
         "vfiomgr.passthrough",
-        values=("steps",),
-        plans=("plan", "reset"),
+        values=("steps", "reserve"),
+        plans=("plan", "reserve", "reset"),
         applies=("apply",),
     ),
     Capability("vfiomgr.check", rules=("plan", "console_rules")),

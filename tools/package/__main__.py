@@ -34,6 +34,7 @@ _CLEAN = f"find /{HOME} -name __pycache__ -prune -exec rm -r {{}} +"
 _LONG_RUNNING = (AGENT.name, WATCH.name, UNIT.name)
 STAYING = (
     f"{RULES}/05-vfiomgr-*.rules",
+    f"{RULES}/72-vfiomgr-*.rules",
     RULE,
     f"{UNITS}/vfiomgr-*.service",
     f"{UNITS}/multi-user.target.d/vfiomgr-*.conf",

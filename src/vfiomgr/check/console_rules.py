@@ -18,8 +18,10 @@ from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.readiness_hints import as_commands, bind_remedy
+from vfiomgr.passthrough.reserve import Reserve, is_display, plan_reserve
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA, PciDevice
+from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, CLASS_VGA, PciDevice
+from vfiomgr.persistence.reservation import reservation_file, reservations
 from vfiomgr.rules.runner import (
     Fact,
     Report,
@@ -43,13 +45,12 @@ if TYPE_CHECKING:
     from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
     from vfiomgr.users.model import DeviceUser
 
-_CLASS_AUDIO, _SOUND = "0403", "/dev/snd/"
+_SOUND = "/dev/snd/"
 _TAKEN: frozenset[Override] = frozenset({"boot-display", "in-use"})
 """What this check judges itself, in more detail than `bind`."""
 _MOST = 5
 """Maximum number of processes that are named in one line."""
 _NO_CONSOLE = "each display can go to a guest without taking the console's screen away"
-_SHELL = "in the script that starts it, or a file of its session's environment that a shell reads"
 
 
 class CardContext(Value, dict=True):
@@ -62,7 +63,7 @@ class CardContext(Value, dict=True):
     def functions(self) -> tuple[PciDevice, ...]:
         """The display and the audio functions beside it, which go to a guest together."""
         slot = self.host.slot(self.device)
-        audio = (d for d in slot if d.class_code.startswith(_CLASS_AUDIO))
+        audio = (d for d in slot if d.class_code.startswith(CLASS_AUDIO))
         return (self.device, *audio)
 
     @cached_property
@@ -459,23 +460,17 @@ def mux(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
 
 
 def compositors(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report compositors that open a second card, and the lines that keep them off it."""
+    """Report compositors that open a second card, which a reservation keeps them off."""
     device, host = context.device, context.host
     is_bound_early = device.is_on_vfio or host.files.binding(device.address) is not None
     if device.is_boot_display or is_bound_early or not _has_screen_driver(device):
         return
-    is_unknown = host.users.processes is None
-    opening: dict[str, list[DesktopProcess]] = {}
-    is_certain = True
-    for process in desktop.named(programs.COMPOSITORS):
-        session = desktop.session_of(process)
-        if session is not None and session.type == "x11" and process.command not in programs.XORG:
-            continue  # a client of the X server
-        opened = session is not None and context.nodes.intersection(session.nodes)
-        if opened or process.pid in context.holders or is_unknown:
-            opening.setdefault(process.command, []).append(process)
-            is_certain &= not is_unknown or bool(opened)
-    for name, processes in opening.items():
+    is_reserved = device.address in reservations(host.files)
+    opening = _opening(context, desktop)
+    if is_reserved and not opening:
+        shown = (f"{reservation_file(device.address)}",)
+        yield finding("console-second-card", "ok", f"{device} is reserved for guests", shown, "")
+    for name, (processes, is_certain) in opening.items():
         yield finding(
             "console-second-card",
             "info",
@@ -483,7 +478,7 @@ def compositors(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnos
             (*map(str, processes), *sorted(n for n in context.nodes if n.startswith("/dev/dri/"))),
             "compositors open every card of their seat when they start; this card is then not free "
             f"before the session ends{_closing(name)}",
-            *_keeping_off(context, name),
+            *(("reboot, since it is reserved now",) if is_reserved else _reserving(host, device)),
             bind_remedy(
                 f"if the host does not need it: vfiomgr bind --persist {device.address}",
                 (device,),
@@ -492,6 +487,34 @@ def compositors(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnos
             ),
             subject=device,
         )
+
+
+def _opening(
+    context: CardContext, desktop: DesktopFacts
+) -> dict[str, tuple[list[DesktopProcess], bool]]:
+    """The compositors that have opened the card, by name, and whether that is certain."""
+    is_unknown = context.host.users.processes is None
+    found: dict[str, tuple[list[DesktopProcess], bool]] = {}
+    for process in desktop.named(programs.COMPOSITORS):
+        session = desktop.session_of(process)
+        if session is not None and session.type == "x11" and process.command not in programs.XORG:
+            continue  # a client of the X server
+        opened = session is not None and bool(context.nodes.intersection(session.nodes))
+        if opened or process.pid in context.holders or is_unknown:
+            others, is_certain = found.get(process.command, ([], True))
+            is_certain &= not is_unknown or opened
+            found[process.command] = ([*others, process], is_certain)
+    return found
+
+
+def _reserving(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+    """How to keep compositors off a card that the host keeps between guests."""
+    try:
+        plan_reserve(host, Reserve((device.address,)))
+    except Refusal as refusal:
+        yield from dict.fromkeys(found.hint for found in diagnostics_of(refusal))
+    else:
+        yield f"vfiomgr bind --reserve {device.address}, and reboot"
 
 
 def _closing(name: str) -> str:
@@ -503,54 +526,6 @@ def _closing(name: str) -> str:
     if name in programs.MUTTER:
         return " (GNOME closes no card while it runs)"
     return ""
-
-
-def _keeping_off(context: CardContext, name: str) -> Iterator[str]:
-    """The exact lines for a compositor, and where they belong."""
-    address = context.device.address
-    if name in programs.MUTTER:
-        yield (
-            'write SUBSYSTEM=="drm", KERNEL=="card[0-9]*", SUBSYSTEMS=="pci", '
-            f'KERNELS=="{address}", TAG+="mutter-device-ignore" to '
-            "/etc/udev/rules.d/61-mutter-ignore.rules, run udevadm control --reload and "
-            "udevadm trigger --subsystem-match=drm, and log out"
-        )
-    elif name in programs.NIRI:
-        path = f"/dev/dri/by-path/pci-{address}"
-        yield (
-            f'write debug {{ ignore-drm-device "{path}-card"; ignore-drm-device "{path}-render" }} '
-            "to ~/.config/niri/config.kdl, and log out"
-        )
-    elif name in programs.XORG:
-        yield (
-            'write Section "ServerFlags", Option "AutoAddGPU" "off" and EndSection, a line each, '
-            "to /etc/X11/xorg.conf.d/10-no-auto-add-gpu.conf, and log out"
-        )
-    elif variable := _variable(name):
-        yield from _used_cards(context, *variable)
-
-
-def _variable(name: str) -> tuple[str, str] | None:
-    """The variable with the cards that a compositor uses, and the file for it."""
-    if name in programs.KWIN:
-        return "KWIN_DRM_DEVICES", "in ~/.config/plasma-workspace/env/cards.sh"
-    if name in programs.HYPRLAND:
-        return "AQ_DRM_DEVICES", f"{_SHELL} (not in hyprland.conf, which is read later)"
-    return ("WLR_DRM_DEVICES", _SHELL) if name in programs.WLROOTS else None
-
-
-def _used_cards(context: CardContext, variable: str, place: str) -> Iterator[str]:
-    """The line that lists the other cards.
-
-    The list is separated by colons, which names in by-path contain; the numbers of cards change.
-    """
-    others = [d for d in context.other_displays if _has_screen_driver(d)]
-    if others:
-        cards = (f"$(readlink -f /dev/dri/by-path/pci-{d.address}-card)" for d in others)
-        yield (
-            f"write export {variable}={':'.join(cards)} {place}, and log out (colons separate the "
-            "cards in it, and names in by-path contain colons, so the shell resolves them)"
-        )
 
 
 def resets(context: CardContext, _facts: Readiness) -> Iterator[Diagnostic]:
@@ -619,21 +594,21 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
         UsageError: it is no display.
 
     """
-    displays = [str(d.address) for d in host.devices if _is_display(d)]
+    displays = [str(d.address) for d in host.devices if is_display(d)]
     known = f"name a display of this host: {', '.join(displays)}"
     if not displays:
         known = "see what this host has: vfiomgr list"
     if address is None:
-        cards = [d for d in host.devices if d.is_boot_display and _is_display(d)]
+        cards = [d for d in host.devices if d.is_boot_display and is_display(d)]
         if not cards:
             none = "no display of this host shows the console"
             own = tuple(
-                f"{d.address}: {d.driver or 'no driver'}" for d in host.devices if _is_display(d)
+                f"{d.address}: {d.driver or 'no driver'}" for d in host.devices if is_display(d)
             )
             return Report.of([finding("console-display", "info", none, own, _NO_CONSOLE, known)])
     else:
         named = find_device(host, address)
-        cards = [d for d in (named, *host.slot(named)) if _is_display(d)][:1]
+        cards = [d for d in (named, *host.slot(named)) if is_display(d)][:1]
     if not cards:
         message = f"not a display: {address}"
         raise UsageError(message, known)
@@ -643,7 +618,3 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
         (text for each in reports for text in each.not_checked),
         (text for each in reports for text in each.unknown),
     )
-
-
-def _is_display(device: PciDevice) -> bool:
-    return device.class_code.startswith(CLASS_DISPLAY) and device.physical_function is None

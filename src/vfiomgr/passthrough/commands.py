@@ -28,6 +28,7 @@ from vfiomgr.passthrough.named import (
     is_kept,
     moved_functions,
 )
+from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
@@ -99,6 +100,7 @@ def _refuse_name(text: str) -> None:
 @click.option(
     "--driverctl", is_flag=True, help="With --persist: import the VFIO entries of driverctl."
 )
+@click.option("--reserve", is_flag=True, help="Only keep compositors off a card that is lent.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -108,6 +110,7 @@ def bind(
     addresses: tuple[str, ...],
     match: str | None,
     driverctl: bool,
+    reserve: bool,
     **options: Unpack[BindOptions],
 ) -> None:
     """Bind devices to vfio-pci for passthrough.
@@ -122,6 +125,10 @@ def bind(
     device is changed now. Other entries stay with driverctl, as do entries of absent devices
     (vfiomgr records the identity of each device) and of devices in an installed layout.
 
+    A second graphics card that a guest gets on demand can stay on its driver until then: --reserve
+    writes udev rules that keep compositors and audio servers of the desktop off it, and binds
+    nothing. `vfiomgr unbind --forget-only` removes them.
+
     \b
     Examples:
       vfiomgr bind 0000:04:00.0
@@ -133,7 +140,14 @@ def bind(
       vfiomgr bind 10de:2684            # all devices with these PCI IDs
       vfiomgr bind --match "RTX 4090"
       vfiomgr bind --persist --driverctl --dry-run
+      vfiomgr bind --reserve 0000:04:00.0
     """
+    if reserve:
+        if driverctl or any(options.values()):
+            message = "--reserve only takes addresses and --match"
+            raise UsageError(message, "e.g. vfiomgr bind --reserve 0000:04:00.0")
+        reserve_cards(session, _chosen(session, addresses, match))
+        return
     if driverctl:
         also = {"persist", "update_initramfs"}
         others = [value for name, value in options.items() if name not in also]
@@ -293,7 +307,7 @@ def _was_reset(outcome: Outcome, address: PciAddress) -> str:
     return f"{address} was reset; its configuration space answers"
 
 
-_PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
+_PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "RESERVED", "NOW")
 
 
 _PRESENCE = {
@@ -313,7 +327,7 @@ def persist() -> None:
 
 
 def print_persisted(session: Session) -> None:
-    """Print the persistent bindings."""
+    """Print the persistent bindings, and the reserved cards."""
     rows = persisted(session)
     if session.format != "table":
         print_document("PersistedList", {"items": rows}, session.format)
@@ -326,10 +340,11 @@ def print_persisted(session: Session) -> None:
 def _persisted_cells(row: PersistedFunction) -> tuple[str, ...]:
     return (
         str(row.address),
-        row.driver,
+        or_dash(row.driver),
         row.owner,
         _PRESENCE.get(row.device, row.device),
         or_dash(None if row.node_owner is None else row.node_owner.name),
+        "yes" if row.reserved else "-",
         f"{row.driver_now} until reboot" if row.is_pending else or_dash(row.driver_now),
     )
 
@@ -351,6 +366,18 @@ def import_driverctl(session: Session, *, update_initramfs: bool) -> None:
         session,
         ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),
     )
+
+
+def reserve_cards(session: Session, addresses: tuple[str, ...]) -> None:
+    """Keep compositors off cards, and leave their drivers as they are."""
+    request = Reserve(session.addresses(addresses))
+    outcome = plan_or_apply(session, request)
+    if outcome is None:
+        return
+    print_outcome(session, outcome)
+    if outcome.is_changed and session.format == "table":
+        names = " ".join(map(str, request.addresses))
+        note(f"undo with: vfiomgr unbind {names} --forget-only")
 
 
 @persist.command("watch", hidden=True)

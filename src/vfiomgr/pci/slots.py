@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from vfiomgr.pci.model import PciDevice
 
-_OF_GRAPHICS_CARD = (CLASS_DISPLAY, "0403", "0c03", "0c80")
+_OF_GRAPHICS_CARD = (CLASS_DISPLAY, CLASS_AUDIO, "0c03", "0c80")
 """A second display controller, audio, USB, and the controller of USB-C (UCSI)."""
 _ENCRYPTION = "1080"
 _ONLY_IN_SOC = (_ENCRYPTION, "1300")

@@ -25,6 +25,7 @@ from vfiomgr.persistence.model import (
     is_rule_file,
     parse_rule,
 )
+from vfiomgr.persistence.reservation import is_reservation_file, parse_reservation
 from vfiomgr.persistence.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -65,14 +66,17 @@ def read_files(tree: HostTree) -> tuple[TextFile, ...]:
     texts = ((path, tree.read_text(path)) for path in list_files(tree))
     files = tuple(TextFile(path, text) for path, text in texts if text is not None)
     for file in files:
-        if file.path.startswith(RULES) and parse_rule(file.text) is None:
+        if file.path.startswith(RULES) and not (
+            parse_rule(file.text) or parse_reservation(file.text)
+        ):
             warnings.warn(f"ignoring {file.path}: no record of vfiomgr found", stacklevel=2)
     return files
 
 
 def list_files(tree: HostTree) -> list[HostPath]:
     """The paths of the files of `read_files`, whether they exist or not."""
-    paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
+    names = tree.children(RULES)
+    paths = [RULES / name for name in names if is_rule_file(name) or is_reservation_file(name)]
     paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
     return [*paths, *dict.fromkeys(HOOKS.values()), UNIT, SWEPT, *installed_layout.FILES, SCRIPT]
 

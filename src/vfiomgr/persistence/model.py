@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 RULES = HostPath("/etc/udev/rules.d")
 DRIVERCTL = HostPath("/etc/driverctl.d")
-_VERSION = "vfiomgr/v1"
+VERSION = "vfiomgr/v1"
 _PREFIX, _SUFFIX = "05-vfiomgr-", ".rules"
 """udev sorts by name; this precedes 80-drivers.rules, which loads host drivers."""
 _RECORD = "# vfiomgr-record: "
-_LINE = ", \\\n  "
+LINE = ", \\\n  "
 _DRIVER = expression(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _IDENTIFIER = expression(r"[0-9a-f]{4}")
 _SUBSYSTEM = expression(r"[0-9a-f]{4}:[0-9a-f]{4}")
@@ -88,15 +88,16 @@ def render_rule(binding: PersistedBinding) -> str:
     """
     import json  # noqa: PLC0415 - `list` needs none
 
-    _require_plain(binding)
-    record = {"api_version": _VERSION, **to_jsonable(binding)}
+    names = {"driver": binding.driver, "module": binding.module}
+    require_plain_device(binding.device, "leave out --persist", **names)
+    record = {"api_version": VERSION, **to_jsonable(binding)}
     return "\n".join(
         [
             f"# vfiomgr: bind {binding.address} to {binding.driver}.",
             f"# Remove with: vfiomgr unbind {binding.address} --forget-only",
             _RECORD + json.dumps(record),
-            *map(_LINE.join, _driver_rules(binding)),
-            *map(_LINE.join, _access_rules(binding)),
+            *map(LINE.join, _driver_rules(binding)),
+            *map(LINE.join, _access_rules(binding)),
             "",
         ]
     )
@@ -124,18 +125,22 @@ def parse_driverctl(file: TextFile) -> DriverctlOverride | None:
 
 
 def _binding(record: dict[str, object]) -> PersistedBinding:
-    if record["api_version"] != _VERSION:
+    if record["api_version"] != VERSION:
         message = f"api_version is {record['api_version']!r}"
         raise ValueError(message)
     fields = {name: value for name, value in record.items() if name != "api_version"}
     return from_jsonable(PersistedBinding, fields)
 
 
-def _require_plain(binding: PersistedBinding) -> None:
-    device = binding.device
+def require_plain_device(device: DeviceIdentity, remedy: str, **names: str) -> None:
+    """Check that rules can contain the values of a device, and names of drivers and modules.
+
+    Raises:
+        Refusal: they cannot; rules have no escapes.
+
+    """
     for what, value, pattern in (
-        ("driver", binding.driver, _DRIVER),
-        ("module", binding.module, _DRIVER),
+        *((what, name, _DRIVER) for what, name in names.items()),
         ("vendor", device.vendor_id, _IDENTIFIER),
         ("device", device.device_id, _IDENTIFIER),
         ("subsystem", device.subsystem_id, _SUBSYSTEM),
@@ -148,7 +153,7 @@ def _require_plain(binding: PersistedBinding) -> None:
                 "not-persistable",
                 device.address,
                 message,
-                "leave out --persist, and report this problem",
+                f"{remedy}, and report this problem",
             )
 
 
@@ -161,7 +166,7 @@ def _driver_rules(binding: PersistedBinding) -> tuple[list[str], list[str]]:
         'SUBSYSTEM=="pci"',
         f'KERNEL=="{device.address}"',
         f'DEVPATH=="{place}"',
-        *_identity(device, ""),
+        *identity_matches(device, ""),
         f'ATTR{{driver_override}}="{driver}"',
         f'RUN{{builtin}}+="kmod load {binding.module}"',
         'TAG+="systemd"',
@@ -173,14 +178,14 @@ def _driver_rules(binding: PersistedBinding) -> tuple[list[str], list[str]]:
         f'KERNEL!="{device.address}"',
         f'TEST=="/sys{place}"',
         f'TEST!="/sys{place}/driver"',
-        *_identity(device, other),
+        *identity_matches(device, other),
         f'ATTR{{{other}driver_override}}="{driver}"',
     ]
     return own, others
 
 
-def _identity(device: DeviceIdentity, prefix: str) -> list[str]:
-    """One match per ID; a udev line applies only if all of its matches do."""
+def identity_matches(device: DeviceIdentity, prefix: str) -> list[str]:
+    """One match per ID, with what precedes its name; a line applies only if all matches do."""
     subsystem_vendor, subsystem_device = device.subsystem_id.split(":")
     values = {
         "vendor": device.vendor_id,
@@ -209,12 +214,12 @@ def _access_rules(binding: PersistedBinding) -> list[list[str]]:
             'SUBSYSTEM=="vfio"',
             'KERNEL=="[0-9]*"',
             f'TEST=="{group}"',
-            *_identity(binding.device, f"[pci/{binding.address}]"),
+            *identity_matches(binding.device, f"[pci/{binding.address}]"),
         ],
         [
             'SUBSYSTEM=="vfio-dev"',
             f'KERNELS=="{binding.address}"',
-            *_identity(binding.device, f"[pci/{binding.address}]"),
+            *identity_matches(binding.device, f"[pci/{binding.address}]"),
         ],
     ]
     chown = f"/bin/chown {access.uid}:{access.gid} $devnode"

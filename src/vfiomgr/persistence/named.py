@@ -17,20 +17,21 @@ from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.persistence.facts import has_systemd, read_keeping
 from vfiomgr.persistence.installed_layout import of_layout
 from vfiomgr.persistence.model import require_plain
+from vfiomgr.persistence.reservation import reservations
 from vfiomgr.persistence.systems import why_lost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
 
 class PersistedFunction(Value):
-    """A function that is bound at each boot."""
+    """A function that is bound at each boot, or reserved."""
 
     address: PciAddress
-    driver: str
+    driver: str | None
+    """None if it is only reserved, and stays on its host driver."""
     owner: Literal["vfiomgr", "layout", "driverctl"]
     """The owner of the rule: vfiomgr, a layout or driverctl."""
     device: Literal["same", "another", "absent", "unrecorded"]
@@ -39,27 +40,46 @@ class PersistedFunction(Value):
     node_owner: NodeOwner | None
     """The owner of the VFIO nodes."""
     driver_now: str | None
+    reserved: bool = False
+    """Whether compositors leave it alone (`bind --reserve`)."""
 
     @property
     def is_pending(self) -> bool:
         """Whether the device exists, is on a host driver, and is bound at the next boot."""
-        return self.device == "same" and self.driver_now not in (None, self.driver)
+        is_same = self.device == "same" and self.driver is not None
+        return is_same and self.driver_now not in (None, self.driver)
 
 
 def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
-    """The persistent bindings of vfiomgr, of an installed layout, and of driverctl."""
+    """The bindings and reservations of vfiomgr, of an installed layout, and of driverctl."""
     found = host.scan()
+    reserved = reservations(found.files)
     own = (
         PersistedFunction(
             binding.address,
             binding.driver,
             "vfiomgr" if of_layout(found, binding.address) is None else "layout",
-            _state(found, binding.address, binding),
+            _state(found, binding.address, binding.device),
             binding.device,
             binding.owner,
             _driver_now(found, binding.address),
+            binding.address in reserved,
         )
         for binding in found.files.bindings
+    )
+    unbound = (
+        PersistedFunction(
+            address,
+            None,
+            "vfiomgr",
+            _state(found, address, card.device),
+            card.device,
+            None,
+            _driver_now(found, address),
+            reserved=True,
+        )
+        for address, card in reserved.items()
+        if found.files.binding(address) is None
     )
     others = (
         PersistedFunction(
@@ -73,18 +93,18 @@ def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
         )
         for entry in found.files.driverctl_overrides
     )
-    return (*own, *others)
+    return (*sorted((*own, *unbound), key=lambda each: each.address), *others)
 
 
 def _state(
-    host: HostSnapshot, address: PciAddress, binding: PersistedBinding | None
+    host: HostSnapshot, address: PciAddress, recorded: DeviceIdentity | None
 ) -> Literal["same", "another", "absent", "unrecorded"]:
     present = next((d.identity for d in host.devices if d.address == address), None)
     if present is None:
         return "absent"
-    if binding is None:
+    if recorded is None:
         return "unrecorded"
-    return "same" if binding.is_of(present) else "another"
+    return "same" if recorded.is_same_as(present) else "another"
 
 
 def _driver_now(host: HostSnapshot, address: PciAddress) -> str | None:

@@ -31,6 +31,7 @@ from vfiomgr.persistence.model import (
     render_unit,
     rule_file,
 )
+from vfiomgr.persistence.reservation import reservation_file, reservations
 from vfiomgr.persistence.steps import (
     ChangeFiles,
     ForgetPersisted,
@@ -101,10 +102,12 @@ def part_of_bind(
 
 def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Unbind) -> Part:
     """Plan the rules of functions that are unbound."""
-    kept = [d.address for d in targets if host.files.text(rule_file(d.address)) is not None]
-    again = tuple(removal_notes(host, [device.address for device in targets]))
+    addresses = [device.address for device in targets]
+    kept = [a for a in addresses if host.files.text(rule_file(a)) is not None]
+    again = tuple(removal_notes(host, addresses))
     if request.forget:
-        return _without(host, kept, rebuild=request.update_initramfs).with_notes(again)
+        there = [address for address in addresses if _has_rules(host, address)]
+        return _without(host, there, rebuild=request.update_initramfs).with_notes(again)
     names = [str(a) for a in kept if of_layout(host, a) is None]
     if not names:
         return Part(notes=again)
@@ -129,7 +132,7 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
     addresses = request.addresses
     notes: list[str] = []
     if request.every:
-        addresses = tuple(binding.address for binding in host.files.bindings)
+        addresses = tuple(sorted({*bindings(host), *reservations(host.files)}))
         staying = [a for a in addresses if of_layout(host, a) is not None]
         addresses = tuple(a for a in addresses if a not in staying)
         if staying:
@@ -138,12 +141,12 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
                 f"keeping rules of the layout {layout_name(host)} ({names}); remove them with: "
                 "vfiomgr layout uninstall"
             )
-    gone = [a for a in addresses if host.files.text(rule_file(a)) is None]
+    gone = [a for a in addresses if not _has_rules(host, a)]
     there = [a for a in addresses if a not in gone]
     notes += [*removal_notes(host, there), *_staying_notes(host, there)]
     part = _without(host, there, rebuild=request.update_initramfs)
     return Plan(
-        summary=f"remove persistent bindings: {', '.join(map(str, addresses)) or 'all'}",
+        summary=f"remove rules: {', '.join(map(str, addresses)) or 'all'}",
         steps=part.steps,
         locks=part.locks,
         notes=(*notes, *part.notes),
@@ -215,12 +218,18 @@ def binding_for(
     return PersistedBinding(identity, choice.driver, module, owner or old.owner)
 
 
+def _has_rules(host: HostSnapshot, address: PciAddress) -> bool:
+    paths = (rule_file(address), reservation_file(address))
+    return any(host.files.text(path) is not None for path in paths)
+
+
 def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bool) -> Part:
     wanted = {a: b for a, b in bindings(host).items() if a not in addresses}
     broken = [rule_file(a) for a in addresses if host.files.binding(a) is None]
-    unreadable = tuple(step for path in broken for step in replaced(host, path, None))
+    others = (*broken, *map(reservation_file, addresses))
+    removed = tuple(step for path in others for step in replaced(host, path, None))
     part = exchange(host, wanted, None, rebuild=rebuild)
-    return Part((*unreadable, *part.steps), part.notes, part.already, (LOCK,))
+    return Part((*removed, *part.steps), part.notes, part.already, (LOCK,))
 
 
 def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:

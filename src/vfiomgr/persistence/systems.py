@@ -119,16 +119,26 @@ def why_lost(files: FileFacts) -> str:
 
 def lost_rules(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
     """Refuse rules that the system does not keep, with what binds functions there at boot."""
-    why, system = why_lost(host.files), SYSTEMS.get(host.files.system)
+    system = SYSTEMS.get(host.files.system)
     way = "" if system is None else _at_boot(host, system, devices)
+    yield from _not_kept(host.files, f"bind at boot with {way}" if way else "")
+
+
+def lost_files(files: FileFacts, what: str) -> Iterator[Diagnostic]:
+    """Refuse other files in /etc that the system does not keep."""
+    system = SYSTEMS.get(files.system)
+    way = "" if system is None else f"have the configuration of {system.name} write {what}"
+    yield from _not_kept(files, way)
+
+
+def _not_kept(files: FileFacts, remedy: str) -> Iterator[Diagnostic]:
+    why, system = why_lost(files), SYSTEMS.get(files.system)
     if why:
         yield blocker(
             "rules-not-kept",
             "",
             f"{'this host' if system is None else system.name} does not keep files in /etc: {why}",
-            f"bind at boot with {way}"
-            if way
-            else "run it again after each boot, or add it to what the host boots from",
+            remedy or "run it again after each boot, or add it to what the host boots from",
         )
 
 

@@ -37,6 +37,13 @@ from vfiomgr.persistence.model import (
     parse_rule,
     render_rule,
 )
+from vfiomgr.persistence.reservation import (
+    is_reservation_file,
+    parse_reservation,
+    render_reservation,
+    reservation_file,
+    reservations,
+)
 from vfiomgr.persistence.steps import ReplaceFile, replaced
 from vfiomgr.uninstall.requests import Uninstall
 
@@ -143,6 +150,8 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
     part = persistence.exchange(host, {}, None, rebuild=rebuild)
     steps: list[Step] = [s for path in reversed(SERVICES) for s in replaced(host, path, None)]
     steps += _unused_hooks(host)
+    cards = sorted(reservations(host.files))
+    steps += [s for card in cards for s in replaced(host, reservation_file(card), None)]
     steps += [s for path in (FILE, RECORD) if installed for s in replaced(host, path, None)]
     steps += part.steps  # the last one rebuilds the initramfs, and cannot be undone
     locks = (*part.locks, LAYOUT) if steps else ()
@@ -167,6 +176,8 @@ def _edited_note(host: HostSnapshot, path: str) -> str:
         binding = parse_rule(host.files.text(path) or "")
         what = "applies" if binding is None else f"binds {binding.address}"
         effect = f", and still {what} at boot"
+    elif is_reservation_file(HostPath(path).name):
+        effect = ", and still keeps compositors off the card"
     remedy = f"check it, then: rm {shlex.quote(path)}"
     return f"{path} stays: it differs from what vfiomgr writes{effect}; {remedy}"
 
@@ -224,6 +235,9 @@ def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
     path = HostPath(file.path)
     if path.parent == RULES and is_rule_file(path.name):
         return _is_own_rule(host, file)
+    if path.parent == RULES and is_reservation_file(path.name):
+        reserved = parse_reservation(file.text)
+        return reserved is not None and render_reservation(reserved) == file.text
     if path.parent == definitions.GPU_DIRECTORY:
         definition = definitions.parse_gpu_definition(file)
         return definitions.render_gpu_definition(definition) == file.text

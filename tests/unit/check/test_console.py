@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.fakes import desktop as desktops
 from tests.fakes.desktop import Desktop
 from tests.unit.devices import with_facts
 from vfiomgr.check import check_console
 from vfiomgr.documents.text import TextFile
+from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.snapshot.redaction import Redaction
@@ -245,45 +247,44 @@ def test_two_cards_leave_a_screen(tmp_path: Path) -> None:
     assert not found(check_console(read(desktops.gnome(tmp_path, 2))), "console-way-back")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (desktops.gnome, 'KERNELS=="0000:02:00.0", TAG+="mutter-device-ignore"'),
-        (
-            desktops.kde,
-            "export KWIN_DRM_DEVICES=$(readlink -f /dev/dri/by-path/pci-0000:01:00.0-card) in ~/",
-        ),
-        (
-            desktops.sway,
-            "export WLR_DRM_DEVICES=$(readlink -f /dev/dri/by-path/pci-0000:01:00.0-card)",
-        ),
-        (desktops.xfce, 'Option "AutoAddGPU" "off"'),
-    ],
-)
-def test_lines_that_keep_a_compositor_off_a_second_card(
-    tmp_path: Path, make: Callable[[Path, int], Desktop], words: str
+@pytest.mark.parametrize("make", [desktops.gnome, desktops.kde, desktops.sway, desktops.xfce])
+def test_a_reservation_keeps_compositors_off_a_second_card(
+    tmp_path: Path, make: Callable[[Path, int], Desktop]
 ) -> None:
-    host = read(make(tmp_path, 2))
+    desktop = make(tmp_path, 2)
+    host = read(desktop)
     advice = one(check_console(host, SECOND), "console-second-card")
     assert "has opened 0000:02:00.0" in advice.summary
-    assert words in advice.remedy
+    assert advice.remedy.startswith(f"vfiomgr bind --reserve {SECOND}, and reboot")
     assert f"vfiomgr bind --persist {SECOND}" in advice.remedy
     assert not found(check_console(host, FIRST), "console-second-card")
+    api.apply(Reserve((PciAddress.parse(SECOND),)), tree=desktop.kernel)
+    since = one(check_console(read(desktop), SECOND), "console-second-card")
+    assert since.severity == "info"
+    assert since.remedy.startswith("reboot, since it is reserved now")
+    for pid in (1200, 950):
+        desktop.sysfs.drop(f"/proc/{pid}")
+    desktop.session("3", DEVICES="")
+    left = one(check_console(read(desktop), SECOND), "console-second-card")
+    assert left.severity == "ok"
+    assert left.evidence == ("/etc/udev/rules.d/72-vfiomgr-0000:02:00.0.rules",)
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("Hyprland", "export AQ_DRM_DEVICES="),
-        ("niri", 'ignore-drm-device "/dev/dri/by-path/pci-0000:02:00.0-render"'),
-        ("cosmic-comp", "if the host does not need it: vfiomgr bind --persist"),
-    ],
-)
-def test_other_compositors(tmp_path: Path, command: str, words: str) -> None:
+def test_a_system_that_keeps_no_rules_is_not_advised_to_reserve(tmp_path: Path) -> None:
+    host = with_facts(read(desktops.gnome(tmp_path, 2)), settings_system="nixos")
+    remedy = one(check_console(host, SECOND), "console-second-card").remedy
+    assert "--reserve" not in remedy
+    assert "have the configuration of NixOS write these udev rules" in remedy
+
+
+@pytest.mark.parametrize("command", ["Hyprland", "niri", "cosmic-comp", "weston", "gamescope"])
+def test_other_compositors(tmp_path: Path, command: str) -> None:
     desktop = Desktop(tmp_path, cards=2)
     desktop.session("2")
     desktop.of_session(1200, command, "2", "/dev/dri/card0", "/dev/dri/card1")
-    assert words in one(check_console(read(desktop), SECOND), "console-second-card").remedy
+    found_one = one(check_console(read(desktop), SECOND), "console-second-card")
+    assert found_one.summary.startswith(f"{command} has opened {SECOND}")
+    assert f"vfiomgr bind --reserve {SECOND}" in found_one.remedy
 
 
 def test_a_card_that_no_compositor_has_open_needs_no_advice(tmp_path: Path) -> None:

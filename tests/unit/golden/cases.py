@@ -582,6 +582,21 @@ HOST_SCENARIOS = (
         journals={"import-driverctl": "import-driverctl"},
     ),
     Scenario(
+        "bind",
+        """
+        bind --reserve 02:00.0 --dry-run
+        bind --reserve 02:00.0
+        bind --reserve 02:00.0
+        list --persistent
+        bind --reserve 05:00.0
+        bind --reserve 02:00.0 --persist
+        unbind 02:00.0 --forget-only
+        """,
+        case="reserve",
+        host_files=SYSTEMD,
+        journals={"reserve": "reserve"},
+    ),
+    Scenario(
         "list",
         f"list --persistent\n.{PERSIST}\nlist --persistent\nlist --persistent --root nowhere",
         case="persistent",

@@ -24,6 +24,7 @@ from vfiomgr.node.model import FEATURES
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import HOOKS, SWEPT, render_hook
+from vfiomgr.persistence.reservation import Reservation, render_reservation, reservation_file
 from vfiomgr.uninstall.found import find
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def everything(tmp_path: Path) -> FakeKernel:
     put(kernel, gpu_file(GPU_DEFINITION.gpu.address), render_gpu_definition(GPU_DEFINITION))
     put(kernel, RESOURCE, kernel.read_text(SPECIFICATION) or "")
     persisted = api.host_at(kernel).scan().files.bindings
+    put(kernel, reservation_file(GPU), render_reservation(Reservation(persisted[0].device)))
     tools: tuple[str, ...] = ("dracut", "mkinitcpio")
     for tool in tools:
         put(kernel, HOOKS[tool], render_hook(tool, persisted))

@@ -40,7 +40,9 @@ _UNKNOWN = "unknown"
     "--all", "every", is_flag=True, help="All PCI devices, not only GPUs and accelerators."
 )
 @click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
-@click.option("--persistent", is_flag=True, help="List functions that are bound at each boot.")
+@click.option(
+    "--persistent", is_flag=True, help="List functions that are bound at each boot, or reserved."
+)
 @filter_options
 @view_options(_COLUMNS)
 @session_options(*READING)
@@ -66,7 +68,7 @@ def list_devices(
     NOTES: a ResourceClaim binds the device, by the layout of the node agent.
 
     With --persistent, the functions that are bound at each boot are listed: by `bind --persist`, by
-    an installed layout and by driverctl.
+    an installed layout and by driverctl. RESERVED is yes for cards of `bind --reserve`.
 
     \b
     Examples:
