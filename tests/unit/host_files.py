@@ -36,6 +36,11 @@ def put_topology(root: Path, topology: HostTopology) -> None:
     files["cpu/isolated"] = format_cpulist(topology.isolated_cpus)
     if topology.boot_cpu_threads:
         files["cpu/cpu0/topology/thread_siblings_list"] = format_cpulist(topology.boot_cpu_threads)
+    for name, sets in (
+        ("topology/thread_siblings_list", topology.cores),
+        ("cache/index3/shared_cpu_list", topology.caches),
+    ):
+        files |= {f"cpu/cpu{cpu}/{name}": format_cpulist(one) for one in sets for cpu in one}
     for node in topology.nodes:
         directory, name = f"node/node{node.number}", f"Node {node.number}"
         files[f"{directory}/cpulist"] = format_cpulist(node.cpus)

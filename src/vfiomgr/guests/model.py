@@ -223,6 +223,8 @@ class GuestRequest(Value):
     kind: Acceleration = "kvm"
     numa: NumaMode = "strict"
     has_pinning: bool = True
+    has_own_cpus: bool = False
+    """Whether each virtual CPU runs on one CPU of the host, which no other one uses."""
     hugepage_bytes: int | None = None
     viommu: IommuModel | None = None
     spare_ports: int = 4
@@ -285,6 +287,8 @@ class GuestCpus(Value):
     sockets: int
     cores: int
     """Cores per socket."""
+    threads: int = 1
+    """Threads per core."""
     pins: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Virtual CPUs, and the host CPUs of each."""
     emulator: tuple[int, ...] = ()

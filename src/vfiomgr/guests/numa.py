@@ -41,6 +41,8 @@ class Nodes(Value):
     emulator: tuple[int, ...]
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...]
+    threads: int = 1
+    """Threads of a core of the guest."""
 
     @property
     def cells(self) -> tuple[GuestCell, ...]:

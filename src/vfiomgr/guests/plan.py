@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.guests import arm
+from vfiomgr.guests.cores import with_own_cpus
 from vfiomgr.guests.memory import needed_lock, plan_mmio_window
 from vfiomgr.guests.model import GuestCpus, GuestMemory, GuestPlan, MmioWindow
 from vfiomgr.guests.numa import lay_nodes
@@ -54,7 +55,7 @@ def plan_guest(
     """
     architecture = architecture_of(host)
     seen = [unit for unit in units if unit.is_seen]
-    nodes = lay_nodes(host, request, seen)
+    nodes = with_own_cpus(lay_nodes(host, request, seen), host.topology, request)
     window, why_window, window_notes = _window(host, request, seen, emulated, architecture)
     memory = arm.with_device_memory(request, units, nodes.cells, nodes.host_nodes)
     has_viommu = request.viommu not in (None, "smmuv3")
@@ -152,7 +153,8 @@ def _cpus(request: GuestRequest, nodes: Nodes) -> GuestCpus:
     sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
     return GuestCpus(
         sockets=max(1, sockets),
-        cores=request.vcpus // max(1, sockets),
+        cores=request.vcpus // max(1, sockets) // nodes.threads,
+        threads=nodes.threads,
         pins=nodes.pins,
         emulator=nodes.emulator,
     )

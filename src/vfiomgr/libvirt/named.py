@@ -252,7 +252,9 @@ def planned_domain(
     is_confidential = request.launch_security is not None
     needs_width = bool(request.devices or request.viommu) or request.vcpus > MOST_WITHOUT_EIM
     own_kvm = is_confidential and not versions.is_elsewhere
-    seen = host.scan(with_guests=own_kvm, with_readiness=needs_width)
+    seen = host.scan(
+        with_guests=own_kvm, with_readiness=needs_width, with_cores=request.has_own_cpus
+    )
     libvirt = versions.libvirt
     units = units_of(seen, request.devices)
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))

@@ -54,6 +54,10 @@ class HostTopology(Value):
     """CPUs excluded from the scheduler (isolcpus=)."""
     default_page_bytes: int | None = None
     """The size of huge pages that are asked for without a size; None if unknown."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """The threads of each core; empty if not read."""
+    caches: tuple[tuple[int, ...], ...] = ()
+    """The CPUs that share a third-level cache; empty if not read, or if there is none."""
 
     def node(self, number: int | None) -> NumaNode | None:
         """The node with this number."""
@@ -201,7 +205,7 @@ def port_window(slot: Iterable[PciDevice]) -> int:
         for bar in function.bars
         if bar.is_memory and not (bar.is_64bit and bar.is_prefetchable)
     ]
-    return _power_of_two(sum(others)) if others else 0
+    return power_of_two(sum(others)) if others else 0
 
 
 def large_bytes(slot: Iterable[PciDevice]) -> int:
@@ -214,7 +218,7 @@ def _aligned(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
 
@@ -240,7 +244,7 @@ def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int],
         NoRoom: there are too few addresses above the memory.
 
     """
-    sizes = (_power_of_two(needed), needed)
+    sizes = (power_of_two(needed), needed)
     ends = [_aligned(end_of_memory(each), 1 << (each.bit_length() - 1)) + each for each in sizes]
     for each, end in zip(sizes, ends, strict=True):
         if bits is None or end <= 1 << bits:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Purpose
+    from vfiomgr.pci.memory import HostTopology
     from vfiomgr.pci.model import PciAddress
 
     FileReader = tuple[Callable[[HostTree], Iterable[HostPath]], Callable[[HostTree], object]]
@@ -137,6 +138,8 @@ class FurtherFacts(TypedDict, total=False):
     also ATS and PASID."""
     with_programs: bool
     """The versions of libvirt and QEMU, which are run for it, if `with_guests`."""
+    with_cores: bool
+    """The threads of each core of the CPUs, and their caches."""
     with_desktop: bool
     """The console, the sessions and the programs of the desktop."""
     about: frozenset[PciAddress] | None
@@ -173,8 +176,18 @@ def scan(
         **_further_facts(host, tree, further),
         **read_changeable(tree, host),
         msix=capabilities.read_msix(tree, host.devices),
-        topology=memory.read_topology(tree),
+        topology=_topology(tree, with_cores=further.get("with_cores", False)),
     )
+
+
+def _topology(tree: HostTree, *, with_cores: bool) -> HostTopology:
+    topology = memory.read_topology(tree)
+    if not with_cores:
+        return topology
+    from vfiomgr.pci.cores import read_cores  # noqa: PLC0415 - few commands need it
+
+    cores, caches = read_cores(tree)
+    return replace(topology, cores=cores, caches=caches)
 
 
 def _user_facts(

@@ -39,6 +39,8 @@ FREE_TEXT = {
     "--cpus": "a number",
     "--debounce": "seconds",
     "--default-memory": "a size",
+    "--looking-glass": "the size of a screen",
+    "--usb": "the IDs of any USB device",
     "--exec-quantum": "milliseconds",
     "--framebuffer": "a size",
     "--functions": "a number",

@@ -106,6 +106,7 @@ LIBVIRT_SCENARIOS = (
         f"""
         libvirt domain {REQUEST} --device 02:00.0
         libvirt domain {REQUEST} --device 02:00.0 --os windows --tpm --disk /vm/a.qcow2 --explain
+        libvirt domain {REQUEST} --device 02:00.0 --desktop --looking-glass 2560x1440
         libvirt domain {REQUEST} --device 00:02.0,managed
         libvirt domain {REQUEST} --device 02:00.0,fast
         """,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from vfiomgr.guests.model import Architecture, GuestCpus, GuestMemory, GuestRequest, Reason
+from vfiomgr.libvirt.desktop import EvdevInput, GuestAudio, LookingGlass, UsbDevice
 from vfiomgr.libvirt.model import DomainIommu, GuestHostdev, PciController
 from vfiomgr.value import Value
 
 LaunchSecurity = Literal["tdx", "sev-snp"]
 """Kinds of confidential guests: Intel's trust domains, and AMD's SEV-SNP."""
-Graphics = Literal["vnc", "none"]
+Graphics = Literal["vnc", "spice", "none"]
+Video = Literal["vga", "none"]
 System = Literal["linux", "windows"]
 """The guest's system: Windows lacks virtio drivers and needs a different clock."""
 DiskBus = Literal["virtio", "sata"]
@@ -68,6 +70,18 @@ class DomainRequest(GuestRequest):
     translates_dma: bool = True
     """Whether the virtual IOMMU translates DMA; false if it is only for interrupts."""
     graphics: Graphics = "vnc"
+    video: Video | None = None
+    """The emulated graphics card; None for one beside `graphics`."""
+    is_desktop: bool = False
+    """Whether the user left the choice of what follows to `--desktop`."""
+    looking_glass: LookingGlass | None = None
+    """What shares the guest's frames with a window of the host."""
+    evdev: tuple[EvdevInput, ...] = ()
+    """Keyboards and mice of the host that host and guest use in turns."""
+    audio: GuestAudio | None = None
+    """None for a guest without a sound card."""
+    usb: tuple[UsbDevice, ...] = ()
+    """USB devices of the host that the guest gets if they are plugged in at its start."""
     hard_limit_bytes: int | None = None
     is_locked: bool = False
     hides_kvm: bool = False
@@ -78,6 +92,11 @@ class DomainRequest(GuestRequest):
     has_tpm: bool = False
     has_secure_boot: bool = False
     """Whether the firmware starts only signed systems, with Microsoft's keys enrolled."""
+
+    @property
+    def has_sound(self) -> bool:
+        """Whether the guest has a sound card."""
+        return self.audio is not None and self.audio.kind != "none"
 
     @property
     def is_windows(self) -> bool:
@@ -96,6 +115,8 @@ class DomainRequest(GuestRequest):
 class DomainCpus(GuestCpus):
     """The guest's CPUs, and the address width that libvirt writes."""
 
+    needs_topoext: bool = False
+    """Whether several threads of a core need a CPU feature of AMD that QEMU leaves out."""
     address_width: Literal["passthrough", "emulate"] | None = None
     """The mode of `<maxphysaddr>`, if it is written."""
     address_bits: int | None = None
@@ -123,8 +144,16 @@ class DomainPlan(Value):
     architecture: Architecture = "x86_64"
     smmus: tuple[DomainIommu, ...] = ()
     """The SMMUv3s of an ARM guest, one for each root complex of its devices."""
+    hyperv: tuple[str, ...] = ()
+    """The Hyper-V interfaces of a Windows guest that this libvirt has."""
     notes: tuple[str, ...] = ()
     """What a user should know, and do before the start."""
+
+    @property
+    def has_io_thread(self) -> bool:
+        """Whether disks have a thread of their own, apart from the CPUs of the guest."""
+        is_virtio = any(self.request.bus_of(disk) == "virtio" for disk in self.request.disks)
+        return is_virtio and self.request.has_own_cpus and bool(self.cpus.pins)
 
     @property
     def partners(self) -> frozenset[str]:

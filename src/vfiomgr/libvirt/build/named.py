@@ -27,11 +27,11 @@ from vfiomgr.guests.named import (
     SparePorts,
     memory_bytes,
 )
+from vfiomgr.libvirt.build.desktop_named import ScreenOptions, with_desktop
 from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
     DomainRequest,
-    Graphics,
     GuestDisk,
     GuestNetwork,
     LaunchSecurity,
@@ -145,8 +145,8 @@ def parse_network(text: str) -> GuestNetwork:
     )
 
 
-class DomainOptions(Keywords, total=False):
-    """A guest; only its memory and its CPUs are required."""
+class MachineOptions(Keywords, total=False):
+    """A guest without its screen; only its memory and its CPUs are required."""
 
     memory: Required[
         Annotated[
@@ -181,19 +181,19 @@ class DomainOptions(Keywords, total=False):
     hide_kvm: Annotated[
         bool, Option("Hide KVM, for NVIDIA drivers before 465 (Code 43).", field="hides_kvm")
     ]
-    tpm: Annotated[bool, Option("Add an emulated TPM 2.0 (swtpm).", field="has_tpm")]
+    tpm: Annotated[bool | None, Option("Add an emulated TPM 2.0 (swtpm).", field="has_tpm")]
     launch_security: Annotated[
         LaunchSecurity | None,
         Option("Make a confidential guest, whose memory the host cannot read."),
     ]
     secure_boot: Annotated[
-        bool, Option("Start only signed systems; Windows also gets a TPM.", field="has_secure_boot")
+        bool | None,
+        Option("Start only signed systems; Windows also gets a TPM.", field="has_secure_boot"),
     ]
     firmware: Annotated[
         Firmware, Option("Choose OVMF (found by libvirt) or SeaBIOS.", default="efi")
     ]
     virt_type: Annotated[Acceleration, Option(default="kvm", field="kind")]
-    graphics: Annotated[Graphics, Option("Provide a screen on 127.0.0.1.", default="vnc")]
     spare_ports: SparePorts
     disks: Annotated[
         Iterable[str],
@@ -273,6 +273,10 @@ class DomainOptions(Keywords, total=False):
     no_pinning: Annotated[
         bool, Option("Let the CPUs run anywhere.", field="has_pinning", parse=negated)
     ]
+    pin_cores: Annotated[
+        bool | None,
+        Option("Give each vCPU a CPU of its own, by core and L3 cache.", field="has_own_cpus"),
+    ]
     hugepages: HugePages
     pasid_bits: Annotated[
         int | None,
@@ -305,6 +309,10 @@ class DomainOptions(Keywords, total=False):
     locked: Annotated[bool, Option("Lock all guest memory, without a limit.", field="is_locked")]
 
 
+class DomainOptions(MachineOptions, ScreenOptions, total=False):
+    """A guest; only its memory and its CPUs are required."""
+
+
 def request_of(name: str, options: DomainOptions) -> DomainRequest:
     """The guest that a user asks for.
 
@@ -313,7 +321,7 @@ def request_of(name: str, options: DomainOptions) -> DomainRequest:
         UsageError: an option has an invalid value.
 
     """
-    fields = fields_of(DomainOptions, options)
+    fields = with_desktop(fields_of(DomainOptions, options))
     has_iommufd = fields.pop("iommufd", None)
     is_smmu = fields.get("viommu") == "smmuv3"
     if is_smmu and has_iommufd is False:
@@ -323,6 +331,6 @@ def request_of(name: str, options: DomainOptions) -> DomainRequest:
         fields["devices"] = tuple(map(with_iommufd, fields.get("devices", ())))
     texts = (fields.pop(key, None) for key in ("kernel", "initrd", "kernel_arguments"))
     request = DomainRequest(name=name, direct_boot=parse_direct_boot(*texts), **fields)
-    if request.has_secure_boot and request.is_windows:
+    if request.has_secure_boot and request.is_windows and "has_tpm" not in fields:
         return replace(request, has_tpm=True)
     return request

@@ -16,7 +16,7 @@ from vfiomgr.guests.memory import guest_bits, within_iommu
 from vfiomgr.guests.model import Reason
 from vfiomgr.guests.plan import architecture_of, plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
-from vfiomgr.libvirt.build import arm, teaming
+from vfiomgr.libvirt.build import arm, desktop, teaming
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
 from vfiomgr.libvirt.build.limits import (
@@ -80,6 +80,7 @@ def plan_domain(
     architecture = architecture_of(host)
     _check_request(request)
     teaming.check_partners(request)
+    desktop.check_request(request, libvirt)
     request = _checked(host, request, architecture, libvirt, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
@@ -112,16 +113,23 @@ def plan_domain(
         why_iommu,
         why_smmus,
         why_launch(request),
+        desktop.reasons(request),
         _why_iommufd(has_iommufd),
     )
-    notes = (guest.notes, teaming.notes(host, request, units), launch_notes(host, request))
+    notes = (
+        guest.notes,
+        teaming.notes(host, request, units),
+        launch_notes(host, request),
+        desktop.notes(request),
+    )
     return DomainPlan(
         request=request,
         controllers=controllers_of(guest),
         hostdevs=hostdevs,
         memory=replace(guest.memory, locked_bytes=lock.needed_bytes),
         hard_limit_bytes=lock.limit_bytes,
-        cpus=_cpus(request, guest, width),
+        cpus=_cpus(host, request, guest, width),
+        hyperv=desktop.hyperv_interfaces(request, libvirt),
         iommu=iommu,
         architecture=architecture,
         smmus=smmus,
@@ -148,7 +156,7 @@ def _require_cells(units: Sequence[GuestDevice], guest: GuestPlan, libvirt: Vers
 
 def _emulated(request: DomainRequest, architecture: Architecture) -> int:
     """The number of emulated devices behind root ports."""
-    more = _EMULATED_ON_ARM if architecture == ARM else 0
+    more = _EMULATED_ON_ARM if architecture == ARM else desktop.emulated(request)
     return _EMULATED + more + len(request.disks) + len(request.networks)
 
 
@@ -332,10 +340,15 @@ def _check_mapping(request: DomainRequest) -> None:
         refuse("viommu-without-mapping", request.name, message, remedy)
 
 
-def _cpus(request: DomainRequest, guest: GuestPlan, width: AddressWidth) -> DomainCpus:
+def _cpus(
+    host: HostSnapshot, request: DomainRequest, guest: GuestPlan, width: AddressWidth
+) -> DomainCpus:
+    is_amd = request.kind == "kvm" and host.kernel.cpu_vendor == "AuthenticAMD"
     return DomainCpus(
         sockets=guest.cpus.sockets,
         cores=guest.cpus.cores,
+        threads=guest.cpus.threads,
+        needs_topoext=is_amd and guest.cpus.threads > 1,
         pins=guest.cpus.pins,
         emulator=guest.cpus.emulator,
         address_width=width.mode,

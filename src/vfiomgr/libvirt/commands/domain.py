@@ -27,6 +27,14 @@ def complete_boot(
     return [name for name in ("disk", "cdrom", "network") if name.startswith(incomplete)]
 
 
+def complete_audio(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Where the sound of a guest can go."""
+    known = ("spice", "pipewire,user=", "pulseaudio,user=", "none")
+    return [name for name in known if name.startswith(incomplete)]
+
+
 @click.command("domain")
 @click.argument("name")
 @declared(DomainOptions)
@@ -58,6 +66,11 @@ def domain(
       vfiomgr libvirt domain win --memory 16G --vcpus 8 --disk /vm/win.qcow2 --device 04:00.0
       vfiomgr libvirt domain w11 --os windows --secure-boot --no-hotplug --memory 16G --vcpus 8 \\
         --disk /vm/w11.qcow2 --cdrom /iso/w11.iso --cdrom /iso/virtio-win.iso --device 04:00.0
+      vfiomgr libvirt domain pc --os windows --desktop --memory 16G --vcpus 8 --device 04:00.0 \\
+        --disk /vm/pc.qcow2,bus=virtio --cdrom /iso/w11.iso --cdrom /iso/virtio-win.iso
+      vfiomgr libvirt domain tv --memory 8G --vcpus 4 --device 04:00.0 --usb 046d:c52b \\
+        --looking-glass 2560x1440,kvmfr --graphics spice --audio spice \\
+        --evdev /dev/input/by-id/usb-Logitech_K120-event-kbd,toggle=scrolllock
       vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --tpm \\
         --boot cdrom
       vfiomgr libvirt domain desk --memory 8G --vcpus 4 --device 04:00.0,rom=/gpu.rom --explain

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.libvirt.desktop import KVMFR, LOOKING_GLASS
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import format_cpulist
 
@@ -70,6 +71,8 @@ def _elements(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield part("vcpu"), ()
     if plan.has_iommufd:
         yield part("iommufd"), ("iommufd",)
+    if plan.has_io_thread:
+        yield part("iothreads"), ()
     if plan.cpus.pins:
         yield part("cputune"), ("pins",)
     if plan.memory.host_nodes:
@@ -100,7 +103,9 @@ def _devices(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     for number, disk in enumerate(request.disks):
         order = plan.boot_order(f"disk {number}")
         bus, target = request.bus_of(disk), targets[number]
-        yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
+        has_thread = plan.has_io_thread and bus == "virtio"
+        element = _render("disk", disk=disk, target=target, bus=bus, order=order, own=has_thread)
+        yield element, ()
     for number, path in enumerate(request.cdroms):
         order, target = plan.boot_order(f"cdrom {number}"), _target(plan.cdrom_bus, number)
         yield _render("cdrom", path=path, target=target, bus=plan.cdrom_bus, order=order), ()
@@ -111,20 +116,38 @@ def _devices(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         element = _render("network", network=network, model=model, order=order, is_teamed=is_teamed)
         yield element, ()
     yield _render("serial"), ()
-    if request.graphics == "vnc":
-        yield _render("pointer"), ()
-        yield _render("graphics"), ()
-    given = [wanted.options for wanted in request.devices]
-    shows_device = any(options.display or options.has_vga for options in given)
-    usual = "virtio" if plan.is_arm else "vga"
-    video = "none" if request.graphics == "none" or shows_device else usual
-    yield _render("video", model=video), ()
+    yield from _screen(plan)
     for planned in plan.hostdevs:
         yield hostdev(planned), (f"device {planned.device.name}",)
+    for device in request.usb:
+        yield _render("usb-device", device=device), ()
     if request.has_tpm:
         yield _render("tpm", plan=plan), ()
     yield _render("balloon"), ()
     yield from _iommus(plan)
+
+
+def _screen(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What shows the guest, and its input and sound.
+
+    A tablet is left out beside Looking Glass, which moves the pointer by distances.
+    """
+    request, glass = plan.request, plan.request.looking_glass
+    for given in request.evdev:
+        yield _render("evdev", given=given), ()
+    if request.graphics != "none":
+        if glass is None and not request.evdev:
+            yield _render("pointer"), ()
+        yield _render("graphics", kind=request.graphics), ()
+    if request.has_sound:
+        yield _render("sound", audio=request.audio), ()
+    options = [wanted.options for wanted in request.devices]
+    shows_device = any(one.display or one.has_vga for one in options)
+    usual = "virtio" if plan.is_arm else "vga"
+    is_without = request.graphics == "none" or shows_device or request.video == "none"
+    yield _render("video", model="none" if is_without else usual), ()
+    if glass is not None and not glass.is_kvmfr:
+        yield _render("shmem", glass=glass, label=LOOKING_GLASS), ("looking-glass",)
 
 
 def _iommus(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -139,8 +162,11 @@ def _last(plan: DomainPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     changed = [planned for planned in plan.hostdevs if planned.properties]
     if changed:
         yield _render("override", changed=changed), ()
-    if plan.cpus.aperture_mib is not None:
-        yield _render("commandline", plan=plan), ("fw_cfg",)
+    glass = plan.request.looking_glass
+    kvmfr = glass if glass is not None and glass.is_kvmfr else None
+    if plan.cpus.aperture_mib is not None or kvmfr is not None:
+        element = _render("commandline", plan=plan, kvmfr=kvmfr, node=KVMFR, label=LOOKING_GLASS)
+        yield element, ("fw_cfg", "looking-glass")
 
 
 def _explained(

@@ -387,6 +387,7 @@ def snapshot(session: Session, *, redact: bool) -> None:
         with_guests=True,
         with_programs=True,
         with_desktop=True,
+        with_cores=True,
     )
     text = write_snapshot(host, Redaction(_host_names(session)) if redact else None)
     if session.format == "yaml":
