@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, diagnostics_of, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.host.owners import ROOT_ONLY
@@ -327,6 +327,10 @@ def on_demand_notes(host: HostSnapshot, layout: Layout) -> Iterator[str]:
             bind = Bind((device.address,), rule.driver, allow=frozenset(rule.allow))
             try:
                 passthrough_plan.plan_bind(free, bind)
+            except UsageError as error:
+                message = f"rule {claim.number}: {error.message}"
+                remedy = "correct its driver, or remove it to use vfio-pci"
+                raise UsageError(message, remedy) from None
             except Refusal as refused:
                 reasons = (each.summary for each in diagnostics_of(refused))
                 why = "; ".join(text.replace(f"{device} ", "it ", 1) for text in reasons)

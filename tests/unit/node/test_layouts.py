@@ -144,6 +144,7 @@ def test_a_plan_names_the_devices_that_claims_bind(tmp_path: Path) -> None:
     (card,) = plan(used, ApplyLayout("node", stops)).notes
     assert card.endswith("; bound while a ResourceClaim has it")
     assert on_demand(used, stops)["0000:01:00.0"].stop == ("services",)
-    wrong = layout("{select: {address: '0000:01:00.0'}, state: on-demand, driver: nvidia}")
-    with pytest.raises(UsageError, match="nvidia is not a VFIO driver"):
+    wrong = layout("{select: {address: '0000:01:00.0'}, state: on-demand, driver: vfio}")
+    with pytest.raises(UsageError, match=r"^rule 1: vfio is not a VFIO driver$") as error:
         plan(host, ApplyLayout("node", wrong))
+    assert error.value.hint == "correct its driver, or remove it to use vfio-pci"
