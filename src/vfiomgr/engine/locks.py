@@ -120,6 +120,18 @@ def open_lock(tree: HostTree, name: str) -> int:
     return descriptor
 
 
+def is_held(tree: HostTree, name: str) -> bool:
+    """Whether somebody holds a lock."""
+    descriptor = open_lock(tree, name)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def is_lock(tree: HostTree, name: str, descriptor: int) -> bool:
     """Whether an open file is still the file of a lock, which may have been removed and created."""
     opened = os.fstat(descriptor)

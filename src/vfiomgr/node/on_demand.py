@@ -6,6 +6,7 @@ bind writes no slice. `driver` is therefore always the VFIO driver.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths
 from vfiomgr.node.model import NodeUnit, OnDemand
+from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import drivers_for
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HostPath
@@ -127,12 +129,20 @@ def _uuid(tree: HostTree, unit: NodeUnit) -> str | None:
 
 
 def _judged(host: HostSnapshot, unit: NodeUnit, judged: NodeUnit) -> NodeUnit:
-    """The unit with the reasons why no claim can have it."""
+    """The unit with the reasons why no claim can have it, or why the one that has it ends."""
+    stuck = tuple(_stuck(host, unit))
     if unit.nodes:
-        return judged
+        return replace(judged, reasons=(*judged.reasons, *stuck))
     of_device = [reason for reason in judged.reasons if reason.rule not in _OF_BOUND]
-    against = () if judged.claim else tuple(_against(host, unit))
+    against = stuck if judged.claim else tuple(_against(host, unit))
     return replace(judged, reasons=(*of_device, *against))
+
+
+def _stuck(host: HostSnapshot, unit: NodeUnit) -> Iterator[Diagnostic]:
+    """The functions that the kernel does not return from."""
+    functions = (d for address in unit.addresses if (d := host.device_named(str(address))))
+    for each in chain.from_iterable(guards.stuck(host, device) for device in functions):
+        yield replace(each, subject=unit.id)
 
 
 def _against(host: HostSnapshot, unit: NodeUnit) -> Iterator[Diagnostic]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.hosts import network_adapter
-from vfiomgr.engine.locks import hold
+from vfiomgr.engine.locks import hold, is_held
 from vfiomgr.errors import HostError
 from vfiomgr.paths import RUNTIME
 
@@ -35,6 +35,14 @@ def test_locks_are_taken_in_one_order_whatever_order_they_are_named_in(kernel: F
         ):
             pass
         assert kernel.children(LOCKS) == ["a"]
+
+
+def test_whether_somebody_holds_a_lock(kernel: FakeKernel) -> None:
+    assert not is_held(kernel, "a")
+    with hold(kernel, ["a"], print):
+        assert is_held(kernel, "a")
+        assert not is_held(kernel, "b")
+    assert not is_held(kernel, "a")
 
 
 def test_a_lock_that_is_named_twice_is_taken_once(kernel: FakeKernel) -> None:

@@ -295,19 +295,33 @@ def test_a_gpu_that_claims_bind_hosts_no_vgpus(tmp_path: Path) -> None:
     assert [device.target.unit for pool in made for device in pool.devices] == [GPU]
 
 
-def test_pods_leave_a_device_that_the_kernel_does_not_return_from(kernel: FakeKernel) -> None:
+@pytest.mark.parametrize("claims", [{}, {str(CARD): "ml/gpu"}])
+def test_pods_leave_a_device_that_the_kernel_does_not_return_from(
+    kernel: FakeKernel, claims: dict[str, str]
+) -> None:
     (unit,) = found_on(kernel, CARD).on_demand
     stuck = replace(api.scan(kernel).device(CARD), stuck="unbind (PID 7)")
     host = api.scan(kernel)
     host = replace(host, devices=tuple(stuck if d.address == CARD else d for d in host.devices))
     settings = NodeSettings(on_demand={str(CARD): OnDemand()})
-    found = inventory(host, settings, HealthContext())
+    found = inventory(host, settings, HealthContext(claims=claims))
     made = tuple(pool for pool in pools(host, found, NODE) if pool.name == NODE)
     taints = device_of(made).taints
     assert unit.reasons == ()
     assert [(each.key, each.effect) for each in taints] == [
         ("vfiomgr.io/stuck-device", "NoExecute")
     ]
+
+
+def test_a_device_that_is_stuck_while_it_returns_has_a_taint_too(kernel: FakeKernel) -> None:
+    binding_of(kernel).bind(CARD, OnDemand(), OWNER)
+    host = api.scan(kernel)
+    stuck = replace(host.device(CARD), stuck="unbind (PID 7)")
+    host = replace(host, devices=tuple(stuck if d.address == CARD else d for d in host.devices))
+    settings = NodeSettings(on_demand={str(CARD): OnDemand()})
+    (unit,) = inventory(host, settings, HealthContext()).on_demand
+    assert unit.nodes
+    assert [reason.rule for reason in unit.reasons] == ["stuck-device"]
 
 
 def test_the_agent_reads_the_devices_from_its_layout(kernel: FakeKernel, run: Run) -> None:
@@ -403,6 +417,33 @@ def test_persistence_mode_is_off_for_the_bind_and_on_after_the_return(tmp_path: 
     assert is_persistent(kernel)
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_nvidias_daemon_closes_a_gpu_in_its_own_time_or_is_named(
+    tmp_path: Path, *, closes: bool
+) -> None:
+    """It has the GPU open while the mode is on (kubernetes-sigs/dra-driver-nvidia-gpu#1037)."""
+    kernel = a40_host(tmp_path, is_enabled=False)
+    kernel.sysfs.put(f"/proc/driver/nvidia/gpus/{GPU}/information", "Device Minor: \t 0\n")
+    kernel.sysfs.put("/proc/4711/comm", "nvidia-persiste\n")
+    kernel.sysfs.link_absolute("/proc/4711/fd/7", "/dev/nvidia0")
+    modes: list[bool] = []
+
+    def look() -> None:
+        modes.append(is_persistent(kernel))
+        if closes:
+            kernel.sysfs.drop("/proc/4711/fd/7")
+
+    if closes:
+        binding_of(kernel, look).bind(VGPU_CARD, OnDemand(), OWNER)
+        assert api.scan(kernel).device(VGPU_CARD).driver == "vfio-pci"
+        assert modes == [False]
+        return
+    with pytest.raises(Refusal, match=r"in use by: nvidia-persiste \(PID 4711\)"):
+        binding_of(kernel, look).bind(VGPU_CARD, OnDemand(), OWNER)
+    assert {*modes} == {False}
+    assert is_persistent(kernel)
+
+
 def test_persistence_mode_stays_if_the_bind_is_refused(tmp_path: Path) -> None:
     kernel = a40_host(tmp_path, total_vfs=2)
     assert is_persistent(kernel)
@@ -461,7 +502,10 @@ def test_a_claim_ends_although_persistence_mode_cannot_be_turned_on(tmp_path: Pa
     binding = binding_of(kernel)
     binding.bind(VGPU_CARD, OnDemand(), OWNER)
     kernel.programs.known.clear()
-    assert binding.give_back(VGPU_CARD, OWNER).startswith("persistence mode is still off: ")
+    note = binding.give_back(VGPU_CARD, OWNER)
+    assert note.startswith("persistence mode is still off: ")
+    turn_on = f"nvidia-smi -i {VGPU_CARD} -pm 1"
+    assert note.endswith(f"; restart nvidia-persistenced if this fails: {turn_on}")
     assert api.scan(kernel).device(VGPU_CARD).driver == "nvidia"
     assert kernel.children(DIRECTORY) == []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import diagnostics_of, refusal, refuse, refuse_if_any
-from vfiomgr.engine.locks import hold
+from vfiomgr.engine.locks import hold, is_held
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.node.on_demand import for_claims, monitors_of, request_of, unit_of
@@ -170,6 +170,15 @@ class Binding:
             self._tree.remove(_file(address))
         return note
 
+    def is_bound(self, address: PciAddress) -> bool:
+        """Whether a device is bound for a claim, or about to be.
+
+        Raises:
+            HostError: the record cannot be read.
+
+        """
+        return self._of(address) is not None
+
     def _scan(self, address: PciAddress) -> HostSnapshot:
         """The devices; functions that a change of this one does not concern may be left out."""
         return self._host.scan_devices(about=frozenset({address}))
@@ -215,7 +224,10 @@ class Binding:
         try:
             self._set_persistence(self._scan(made.address), made, is_on=True)
         except HostError as error:
-            return f"persistence mode is still off: {error.message}"
+            turn_on = (
+                f"restart nvidia-persistenced if this fails: nvidia-smi -i {made.address} -pm 1"
+            )
+            return f"persistence mode is still off: {error.message}; {turn_on}"
         return ""
 
     def _unbind(self, address: PciAddress) -> None:
@@ -395,6 +407,13 @@ def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
             continue
         if found is not None:
             yield found
+
+
+def is_binding(tree: HostTree) -> bool:
+    """Whether a device is being bound or returned by any process, e.g. one of an earlier agent."""
+    boot = tree.read(BOOT_ID) or ""
+    names = (_lock(made.address) for made in read_bound(tree, readable=True) if made.boot == boot)
+    return any(is_held(tree, name) for name in names)
 
 
 def _is_half_bound(seen: HostSnapshot, made: Bound) -> bool:
