@@ -226,12 +226,21 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
 DEADLINE = 40.0
 """Seconds; the kubelet gives up after 45 (NodePrepareResources)."""
 _LONGEST_RESULT = 1 << 20
+_ADD = "wait for it, or add it: vfiomgr node manifests --dra --binder"
 _FINISHING = 1.0
 """Seconds that processes may take to finish their orders when the agent ends."""
 
 
 class StillRunning(HostError):  # noqa: N818 - it says what the order does
     """An order was not finished before the deadline, and goes on."""
+
+
+class BinderAway(StillRunning):
+    """The pod that binds devices does not answer; the next attempt continues what it has begun."""
+
+
+class _Away(Result):
+    """No answer of that pod."""
 
 
 class _Running(NamedTuple):
@@ -289,7 +298,7 @@ class Creating:
 
         Raises:
             Refusal: a safety check refuses it, or another claim has it.
-            StillRunning: it was not bound before the deadline.
+            StillRunning: it was not bound before the deadline, or the pod for it is away.
             HostError: it was not bound.
 
         """
@@ -318,10 +327,12 @@ class Creating:
 
         Raises:
             Refusal: a guest uses it.
+            BinderAway: the pod that bound it does not answer.
             HostError: the reset failed, or did not end before the deadline.
 
         """
-        result = await self._ask(Order("reset", addresses=unit.addresses), f"reset {unit.id}")
+        order = Order("reset", addresses=unit.addresses, on_demand=unit.on_demand)
+        result = await self._ask(order, f"reset {unit.id}")
         return result.note
 
     async def close(self) -> None:
@@ -349,6 +360,8 @@ class Creating:
             message = f"cannot {what}: the kernel did not finish within {seconds:.3g} s"
             hint = "it continues, and the next attempt joins it; if that repeats: dmesg on the node"
             raise StillRunning(message, hint) from None
+        if isinstance(result, _Away):
+            raise BinderAway(result.error, result.hint)
         if result.error:
             raise (Refusal if result.is_refused else HostError)(result.error, result.hint)
         return result
@@ -366,8 +379,7 @@ class Creating:
 
     async def _exchange(self, order: Order, what: str) -> Result:
         """Have a process carry out an order; an idle one that ended meanwhile is replaced."""
-        is_for_binder = order.verb in ("bind", "return") and not may_reset(self._tree)
-        if is_for_binder and self._tree.exists(BINDER):
+        if not may_reset(self._tree) and self._is_for_binder(order):
             return await self._ask_binder(order, what)
         while self._idle and self._idle[-1].returncode is not None:
             self._idle.pop()
@@ -397,9 +409,17 @@ class Creating:
             self._idle.append(process)
         return read(Result, line)
 
+    def _is_for_binder(self, order: Order) -> bool:
+        """Whether only the pod that binds devices can carry out an order.
+
+        What it has never bound has no record, and is returned without it.
+        """
+        is_there = self._tree.exists(BINDER)
+        return order.on_demand is not None or (order.verb == "return" and is_there)
+
     async def _ask_binder(self, order: Order, what: str) -> Result:
         """Have the pod that binds devices carry out an order; it goes on with it without us."""
-        line, why = b"", "it ended"
+        line, why, hint = b"", "it ended", "see its log; the next attempt goes on with it"
         try:
             path = self._tree.locate(BINDER)
             source, sink = await asyncio.open_unix_connection(path, limit=_LONGEST_RESULT)
@@ -410,9 +430,11 @@ class Creating:
                 sink.close()
             if line.endswith(b"\n"):
                 return read(Result, line)
+        except FileNotFoundError:  # also while the pod is replaced by another one
+            why, hint = f"{BINDER} does not exist", _ADD
         except OSError as error:
             why = error.strerror or str(error)
         except ValueError:  # the two pods are updated one after the other
             why = "it runs another version of vfiomgr"
         message = f"cannot {what}: no answer of the pod vfiomgr-binder on this node: {why}"
-        return Result(error=message, hint="see its log; the next attempt goes on with it")
+        return _Away(error=message, hint=hint)

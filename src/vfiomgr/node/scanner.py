@@ -317,10 +317,14 @@ class Scanner:
         return plan.with_known_facts(made, self._pools or ())  # type: ignore[no-any-return]
 
     def _claimable(self, complete: Inventory) -> Inventory:
-        """The inventory without devices that nobody can bind for a claim."""
+        """The inventory without devices that nobody can bind for a claim.
+
+        A device that a claim has waits for the pod that binds devices, which may be replaced.
+        """
         if may_bind(self._host.tree):
             return complete
-        return complete.without({unit.id for unit in complete.on_demand if not unit.nodes})
+        left = (unit for unit in complete.on_demand if not (unit.nodes or unit.claim))
+        return complete.without({unit.id for unit in left})
 
     def _creatable(self) -> frozenset[str] | None:
         """The GPUs on which vGPUs can be created for claims, None for all.

@@ -31,11 +31,13 @@ from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
+from vfiomgr.library import Host
+from vfiomgr.node.dra import preparing
 from vfiomgr.node.dra.model import Target
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.model import NodeSettings, OnDemand
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.processes import Creating, StillRunning
+from vfiomgr.node.processes import BinderAway, Creating, StillRunning
 from vfiomgr.paths import PCI_DEVICES, HostPath
 
 if TYPE_CHECKING:
@@ -717,7 +719,8 @@ def test_a_kill_at_any_step_of_unprepare(tmp_path: Path, host: str) -> None:
 
 def end_early(node: Node) -> None:
     """Release the claims that no kubelet asked for, as the agent does after its start."""
-    for claim in node.preparing.early:
+    for claim in node.preparing.claims:
+        assert claim.is_early
         assert run(node.preparing.unprepare(claim.uid, only_early=True))
 
 
@@ -753,7 +756,7 @@ def test_a_claim_that_the_kubelet_asked_for_is_not_released_as_an_early_one(
     assert json.loads(node.files[RECORD]) == {**before, "is_early": False}
     run(node.preparing.prepare(claim, is_early=True))  # a pod that shares it is about to be placed
     node.restart()
-    assert node.preparing.early == ()
+    assert [claim.is_early for claim in node.preparing.claims] == [False]
     assert not run(node.preparing.unprepare(UID, only_early=True))
     assert drivers(node) == ["vfio-pci", "vfio-pci"] * 2
     unprepare(node)
@@ -766,6 +769,42 @@ def test_a_device_that_no_pod_had_is_not_reset(tmp_path: Path) -> None:
     end_early(node)
     assert "reset" not in node.creating.orders
     nothing_is_left(node)
+
+
+def test_a_device_is_returned_only_after_the_pod_that_resets_it_is_back(tmp_path: Path) -> None:
+    node = on_demand_node(tmp_path)
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.scan()
+    reset, asked = node.creating.reset, []
+
+    async def away(unit: NodeUnit) -> str:
+        asked.append(unit.on_demand)
+        message = f"cannot reset {unit.id}: no answer"
+        raise BinderAway(message)
+
+    node.creating.reset = away  # type: ignore[method-assign]
+    with pytest.raises(BinderAway):
+        unprepare(node)
+    assert asked == [OnDemand()]
+    assert (node.quarantined, node.creating.orders) == ([], ["bind"])
+    node.creating.reset = reset  # type: ignore[method-assign]
+    unprepare(node)
+    assert node.creating.orders == ["bind", "reset", "return"]
+    nothing_is_left(node)
+
+
+def test_a_device_that_is_bound_needs_nobody_who_binds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = on_demand_node(tmp_path)
+    Host(node.kernel).bind(FIRST)
+    node.scan()
+    monkeypatch.setattr(preparing, "may_bind", lambda _tree: False)
+    (device,) = prepare(node, claim_for(ONE)).devices
+    assert device.nodes
+    assert "bind" not in node.creating.orders
+    unprepare(node)
+    assert Host(node.kernel).device(FIRST).driver == "vfio-pci"
 
 
 # ---- many

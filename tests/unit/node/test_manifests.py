@@ -261,6 +261,9 @@ def test_only_the_pod_that_binds_is_privileged() -> None:
     assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
     (container,) = containers(binder)
     assert container["args"] == ["node", "bind"]
+    values = {"dra": True, "binder": True, "binderArgs": ["--layout", "a b"]}
+    (named,) = containers(pods(rendered(values, "vfiomgr"))["vfiomgr-binder"])
+    assert named["args"] == ["node", "bind", "--layout", "a b"]
     writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
     assert writable == {"sys", "dev", "run", "state", "tmp"}
 

@@ -348,11 +348,15 @@ def scan(session: Session) -> None:
         os._exit(0)  # the agent has ended
 
 
+_of_layout = click.option("--layout", metavar="NAME", help="Name of the layout of the node.")
+
+
 @click.command("create", hidden=True)
 @click.option("--bind-only", is_flag=True, help="Only bind devices of the layout, and return them.")
+@_of_layout
 @session_options("root")
 @pass_session
-def create(session: Session, *, bind_only: bool) -> None:
+def create(session: Session, *, bind_only: bool, layout: str | None) -> None:
     """Create vGPUs and bind devices for an agent, which starts this command itself."""
     vgpus = import_module("vfiomgr.node.dra.vgpus")
     kind = vgpus.Vgpus
@@ -360,20 +364,23 @@ def create(session: Session, *, bind_only: bool) -> None:
         binder = import_module("vfiomgr.node.dra.binder")
         vars(session)["tree"] = binder.PodTree(session.tree.root)
         kind = binder.Binder
-    host = _host_of(session)
+    made = kind(_host_of(session))
+    if bind_only:
+        made.layout = layout
     collect_as_usual()
     try:
-        vgpus.serve(kind(host), sys.stdin.buffer, sys.stdout.fileno())
+        vgpus.serve(made, sys.stdin.buffer, sys.stdout.fileno())
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(0)  # the agent has ended
 
 
 @click.command("bind", hidden=True)
+@_of_layout
 @session_options("root")
 @pass_session
-def bind(session: Session) -> None:
+def bind(session: Session, *, layout: str | None) -> None:
     """Bind devices for the claims of an agent in another pod, which may not write /sys."""
-    import_module("vfiomgr.node.dra.binder").run(session.tree)
+    import_module("vfiomgr.node.dra.binder").run(session.tree, layout)
 
 
 def _host_of(session: Session) -> Host:

@@ -74,13 +74,19 @@ def of_node(command: Sequence[str], roots: Iterable[str] = _ROOTS) -> Sequence[s
 
 
 class Binder(Vgpus):
-    """Carries out orders to bind the on-demand devices of the node's layout, and to return them."""
+    """Carries out orders about on-demand devices of the node's layout: bind, reset, return."""
+
+    layout: str | None = None
+    """The name of the layout in its file, if it is not the installed one."""
 
     def _perform(self, order: Order) -> Result:
-        if order.verb == "bind":
-            return super()._perform(replace(order, on_demand=self._rule_of(order)))
-        if order.verb != "return":
-            refuse("not-in-layout", "", f"cannot {order.verb}: this pod only binds devices")
+        match order.verb:
+            case "bind":
+                order = replace(order, on_demand=self._rule_of(order))
+            case "reset" if not self.binding.is_bound(order.addresses[0]):
+                return Result(note=f"{order.addresses[0]} was not bound for a claim")
+            case "create" | "remove":
+                refuse("not-in-layout", "", f"cannot {order.verb}: this pod only binds devices")
         return super()._perform(order)
 
     def _rule_of(self, order: Order) -> OnDemand:
@@ -92,7 +98,7 @@ class Binder(Vgpus):
 
         """
         layouts = import_module("vfiomgr.node.layouts")  # pydantic is only needed here
-        layout, seen = layouts.installed_layout(self._tree, None), self._host.scan_devices()
+        layout, seen = layouts.installed_layout(self._tree, self.layout), self._host.scan_devices()
         rules: dict[str, OnDemand] = {} if layout is None else layouts.on_demand(seen, layout)
         unit = unit_of(seen, order.addresses[0], OnDemand())
         self._require_known_mode(seen, unit)
@@ -118,8 +124,10 @@ class Binder(Vgpus):
                 )
 
 
-def run(tree: HostTree) -> None:
+def run(tree: HostTree, layout: str | None = None) -> None:
     """Serve until SIGTERM; what was begun may end, for as long as the kubelet waits.
+
+    `layout` is the name of the layout in its file, if it is not the installed one.
 
     Raises:
         HostError: the socket cannot be created.
@@ -127,7 +135,8 @@ def run(tree: HostTree) -> None:
     """
     import subprocess  # noqa: PLC0415 - nothing else here runs a program
 
-    command = (*own_command(tree.root, "create"), "--bind-only")
+    named = () if layout is None else ("--layout", layout)
+    command = (*own_command(tree.root, "create"), "--bind-only", *named)
     working: list[subprocess.Popen[bytes]] = []
 
     def begin(connection: socket.socket) -> None:

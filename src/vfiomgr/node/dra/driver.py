@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.node.api_server import CLAIMS, Api
-from vfiomgr.node.dra.binding import read_bound
+from vfiomgr.node.dra.binding import is_binding, read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
 from vfiomgr.node.dra.model import DRIVER, MOST_TAINTS, Taint
 from vfiomgr.node.dra.nominated import Nominated
@@ -95,7 +95,12 @@ class Driver:
         """Whether they were made with the pods of the device plugin."""
         self._creating = Creating(tree.root)
         self._api = Api(settings.server, settings.directory, metrics.count_failure)
-        self._operands = Operands(self._api, settings.node, tell, self._creating)
+        self._operands = Operands(
+            self._api,
+            settings.node,
+            tell,
+            lambda: self._creating.is_binding or is_binding(tree),
+        )
         # The kubelet's directory of the driver, which another root has at its usual place.
         own = HostPath(settings.kubelet_directory) / "plugins" / DRIVER
         self._preparing = Preparing(
@@ -133,7 +138,7 @@ class Driver:
             self._api,
             settings.node,
             is_on=settings.binds_early,
-            early=lambda: self._preparing.early,
+            known=lambda: self._preparing.claims,
             prepare=self._prepare_early,
             release=self._release_early,
             # Pods would wait in vain for an agent that does not see them.

@@ -36,7 +36,7 @@ from vfiomgr.node.api_server import (
 from vfiomgr.node.dra.claims import is_of_node, read_claim
 from vfiomgr.node.dra.model import BIND_FAILED, BOUND, DRIVER
 from vfiomgr.node.dra.publisher import Mirror
-from vfiomgr.node.processes import StillRunning
+from vfiomgr.node.processes import BinderAway, StillRunning
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ _SOON, _LATE = 0.5, 5.0
 class Nominated:
     """Has claims prepared before the kubelet asks, and released if it never will.
 
-    `early` are the claims that were prepared so. `prepare` raises VfiomgrError if a claim cannot be
-    prepared, and leaves nothing then. With `is_on` False only what was prepared is released.
+    `known` are the claims that have devices of this node, prepared so or by the kubelet. `prepare`
+    raises VfiomgrError if a claim cannot be prepared, and leaves nothing then. With `is_on` False
+    only what was prepared is released.
     `denied` is called if the right to list pods is found to be missing, or there again.
     """
 
@@ -65,14 +66,14 @@ class Nominated:
         node: str,
         *,
         is_on: bool,
-        early: Callable[[], Iterable[PreparedClaim]],
+        known: Callable[[], Iterable[PreparedClaim]],
         prepare: Callable[[Claim], Awaitable[object]],
         release: Callable[[PreparedClaim], Awaitable[object]],
         denied: Callable[[bool], object],
         tell: Callable[[str], None],
     ) -> None:
         self._api, self._node, self._is_on = api, node, is_on
-        self._early, self._prepare, self._release = early, prepare, release
+        self._known, self._prepare, self._release = known, prepare, release
         self._tell = tell
         self._wake = asyncio.Event()
         fields = {"status.nominatedNodeName": node}
@@ -93,10 +94,15 @@ class Nominated:
                 self._wake.clear()
 
     @property
+    def _early(self) -> tuple[PreparedClaim, ...]:
+        """The claims that were prepared before the kubelet asked, which it has not done since."""
+        return tuple(claim for claim in self._known() if claim.is_early)
+
+    @property
     def _names(self) -> set[str]:
         """The claims to read, NAMESPACE/NAME: those of the pods, and those that are to be ended."""
         names = {name for pod in self._pods.objects.values() for name in claims_of(pod)}
-        return names | {str(claim) for claim in self._early()}
+        return names | {str(claim) for claim in self._early}
 
     async def _follow(self, name: str) -> None:
         """Read a claim while it matters."""
@@ -126,7 +132,7 @@ class Nominated:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-        for record in tuple(self._early()):
+        for record in self._early:
             if str(record) == name and not self._has(document, record):
                 await self._release(record)
         awaited = _awaited(document, self._node)
@@ -144,9 +150,13 @@ class Nominated:
         return _devices(claim.devices) == _devices(record.devices)
 
     def _is_in_use(self, document: Object, awaited: set[_Device]) -> bool:
-        """Whether another claim has a device that it is about to release."""
+        """Whether another claim still has a device.
+
+        The API frees the device of a pod that is deleted by force before the kubelet has ended the
+        pod and released its claim (kubernetes/kubernetes#141471).
+        """
         uid = document["metadata"].get("uid")
-        others = (record for record in self._early() if record.uid != uid)
+        others = (record for record in self._known() if record.uid != uid)
         return any(not awaited.isdisjoint(_devices(record.devices)) for record in others)
 
     async def _bind(self, document: Object, awaited: set[_Device]) -> None:
@@ -154,6 +164,8 @@ class Nominated:
         condition = _condition(BOUND, "Bound", "the device is on its VFIO driver")
         try:
             await self._prepare(read_claim(document, self._node))
+        except BinderAway:
+            raise
         except StillRunning:
             return
         except VfiomgrError as error:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from vfiomgr.node.api_server import Api
-    from vfiomgr.node.processes import Creating
 
 _LABEL = expression(r"nvidia\.com/gpu\.deploy\.(dcgm|dcgm-exporter|nvsm)(-dra)?")
 _PRESENT, _AWAY = "true", "paused-for-vfiomgr"
@@ -30,12 +29,16 @@ _CLOSING = 5.0
 
 
 class Operands:
-    """The operator's pods on this node; `creating` binds devices, also if nobody waits for it."""
+    """The operator's pods on this node.
+
+    `is_binding` answers whether a device is being bound, also if nobody here waits for it: the
+    child of an agent that was killed, or the pod that binds devices, continues.
+    """
 
     def __init__(
-        self, api: Api, node: str, tell: Callable[[str], None], creating: Creating
+        self, api: Api, node: str, tell: Callable[[str], None], is_binding: Callable[[], bool]
     ) -> None:
-        self._api, self._node, self._creating = api, node, creating
+        self._api, self._node, self._is_binding = api, node, is_binding
         self._trouble, self._backoff = Trouble(tell), Backoff()
         self._lock = asyncio.Lock()
         self._needed = 0
@@ -66,7 +69,7 @@ class Operands:
             await asyncio.sleep(_TICK)
             try:
                 async with self._lock:
-                    if self._are_away and not self._needed and not self._creating.is_binding:
+                    if self._are_away and not self._needed and not self._is_binding():
                         await self._change(_AWAY, _PRESENT)
                         self._are_away = False
                         self._trouble.end()
@@ -76,11 +79,19 @@ class Operands:
                 await asyncio.sleep(self._backoff.pause())
 
     async def close(self) -> None:
-        """Have the pods return at the end of the agent: perhaps no other one starts."""
+        """Have the pods return at the end of the agent: perhaps no other one starts.
+
+        After a bind that takes longer than this waits, they return with the next agent.
+        """
         if self._are_away:
             with suppress(ApiError, TimeoutError):  # then the next agent does it
                 async with asyncio.timeout(_CLOSING):
-                    await self._change(_AWAY, _PRESENT)
+                    while self._are_away:
+                        if self._is_binding():
+                            await asyncio.sleep(_TICK)
+                            continue
+                        await self._change(_AWAY, _PRESENT)
+                        self._are_away = False
 
     async def _change(self, before: str, after: str) -> None:
         """Change the labels that have a value; others, e.g. `false`, are not ours."""

@@ -24,6 +24,7 @@ from vfiomgr.node.dra.records import (
     device_name,
     is_file_name,
     metadata_name,
+    nodes_of,
     read_records,
     record_of,
     remove_metadata,
@@ -31,11 +32,11 @@ from vfiomgr.node.dra.records import (
     write_claim,
     write_metadata,
 )
-from vfiomgr.node.health import UNUSABLE, claim_unreadable
+from vfiomgr.node.health import STUCK, UNUSABLE, claim_unreadable
 from vfiomgr.node.messages import write_record
-from vfiomgr.node.processes import StillRunning
-from vfiomgr.paths import BOOT_ID, MDEV_DEVICES, VFIO_CDEVS, HostPath, vfio_group_node
-from vfiomgr.pci.model import pci_device
+from vfiomgr.node.processes import BinderAway, StillRunning
+from vfiomgr.node.verifying import may_bind
+from vfiomgr.paths import BOOT_ID, HostPath
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Parameters, Target
+    from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Target
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.processes import Creating
 
@@ -215,9 +216,9 @@ class Preparing:
         return True
 
     @property
-    def early(self) -> tuple[PreparedClaim, ...]:
-        """The claims that the kubelet has not asked for yet."""
-        return tuple(claim for claim in self._records.values() if claim.is_early)
+    def claims(self) -> tuple[PreparedClaim, ...]:
+        """The claims that are prepared, or are being prepared or released."""
+        return tuple(self._records.values())
 
     def is_ready(self, uid: str) -> bool:
         """Whether a claim was prepared in this boot."""
@@ -329,7 +330,7 @@ class Preparing:
         owner = _owner(claim.uid, device)
         if device.is_created:
             unit = await self._creating.create(target.parent, target.type, owner)
-        elif target.on_demand is not None:
+        elif target.on_demand is not None and not self._stays_bound(target.unit):
             with self._measured("bind"):
                 place = (device.pool, device.device)
                 self.refused.discard(place)
@@ -357,7 +358,7 @@ class Preparing:
             f"{CLAIM_KIND}={device_name(claim.uid, device.device)}",
             metadata_name(claim.uid, device.request),
         )
-        nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
+        nodes = tuple(nodes_of(self._tree, unit, parameters_of(claim, device.request)))
         functions = map(str, unit.addresses[1:] if unit.kind == "function" else ())
         return replace(
             device,
@@ -368,35 +369,22 @@ class Preparing:
             functions=tuple(functions),
         )
 
+    def _stays_bound(self, device: str) -> bool:
+        """Whether a device is bound, and nobody can return it, or needs to bind it."""
+        known = self._unit(device)
+        return known is not None and bool(known.nodes) and not may_bind(self._tree)
+
     def _needs_away(self, target: Target) -> bool:
-        """Whether a device is still to be bound, and the layout permits to stop the operator."""
+        """Whether a device is still to be bound, and the layout permits to stop the operator.
+
+        A bind is refused while the kernel does not return from an earlier one: the pods have
+        returned for the other GPUs, and NVIDIA's driver lets nobody open this one any more
+        (NV_FLAG_PCI_REMOVE_IN_PROGRESS in nv_open_device, kernel-open/nvidia/nv.c).
+        """
         known, how = self._unit(target.unit), target.on_demand
-        is_bound = known is not None and bool(known.nodes)
-        return how is not None and "gpu-operator" in how.stop and not is_bound
-
-    def _nodes(self, unit: NodeUnit, parameters: Parameters) -> Iterator[str]:
-        """The nodes of a unit in one form: with both, a guest could get the device twice."""
-        match parameters.form:
-            case "":
-                yield from unit.nodes
-                return
-            case "group":
-                found = [] if unit.group is None else [vfio_group_node(unit.group)]
-                remedy = "leave out the form, or use cdev"
-            case "cdev":
-                found = list(self._cdevs(unit))
-                remedy = "leave out the form, or use group; cdevs need Linux 6.6"
-        if not found or not all(map(self._tree.exists, found)):
-            message = f"{unit.id} has no VFIO node of the form {parameters.form}"
-            raise Refusal(message, remedy)
-        yield from map(str, found)
-
-    def _cdevs(self, unit: NodeUnit) -> Iterator[HostPath]:
-        mediated = (MDEV_DEVICES / unit.id,)
-        holders = mediated if unit.kind == "mdev" else tuple(map(pci_device, unit.addresses))
-        for holder in holders:
-            for name in self._tree.children(holder / "vfio-dev"):
-                yield VFIO_CDEVS / name
+        if known is not None and (known.nodes or any(r.rule == STUCK for r in known.reasons)):
+            return False
+        return how is not None and "gpu-operator" in how.stop
 
     def _write(self, claim: Claim, made: PreparedClaim) -> None:
         """Write the files of a claim, the record last: a claim with one can be used."""
@@ -417,8 +405,11 @@ class Preparing:
         unit = self._unit(device.unit)
         if unit is None or unit.kind != "function":
             return True
+        unit = replace(unit, on_demand=device.target.on_demand)
         try:
             why_not = await self._creating.reset(unit)
+        except BinderAway:
+            raise
         except HostError as error:
             self._quarantine(unit.id, error.message)
             return False

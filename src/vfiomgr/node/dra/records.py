@@ -1,4 +1,4 @@
-"""The files of a claim on the host: its record, its CDI specifications, and its metadata.
+"""The files of a claim on the host: its record, CDI specifications, metadata, and device nodes.
 
 Metadata are files in containers that describe the devices of their claims, for KubeVirt and others:
 https://github.com/kubernetes/enhancements/tree/master/keps/sig-node/5304-dra-attributes-downward-api
@@ -24,19 +24,20 @@ from vfiomgr.containers.cdi.model import (
     own_file,
     shared_nodes,
 )
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, Refusal
 from vfiomgr.expressions import expression
 from vfiomgr.node.answers import common_nodes, specification_of, write_specification
 from vfiomgr.node.dra.model import DRIVER, STANDARD, PreparedClaim
 from vfiomgr.node.messages import read_record
-from vfiomgr.paths import RUNTIME, HostPath
-from vfiomgr.pci.model import is_address
+from vfiomgr.paths import MDEV_DEVICES, RUNTIME, VFIO_CDEVS, HostPath, vfio_group_node
+from vfiomgr.pci.model import is_address, pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.dra.model import AttributeValue, Claim, PreparedDevice
+    from vfiomgr.node.dra.model import AttributeValue, Claim, Parameters, PreparedDevice
+    from vfiomgr.node.model import NodeUnit
 
     Attributes = Mapping[str, AttributeValue]
 
@@ -94,6 +95,37 @@ def write_claim(tree: HostTree, claim: PreparedClaim, metadata: tuple[CdiDevice,
     if metadata:
         file = _specification(METADATA_KIND, claim.uid)
         write_specification(tree, file, specification_of(METADATA_KIND, metadata))
+
+
+def nodes_of(tree: HostTree, unit: NodeUnit, parameters: Parameters) -> Iterator[str]:
+    """The nodes of a unit in one form: with both, a guest could get the device twice.
+
+    Raises:
+        Refusal: it has no node of the form.
+
+    """
+    match parameters.form:
+        case "":
+            yield from unit.nodes
+            return
+        case "group":
+            found = [] if unit.group is None else [vfio_group_node(unit.group)]
+            remedy = "leave out the form, or use cdev"
+        case "cdev":
+            found = list(_cdevs(tree, unit))
+            remedy = "leave out the form, or use group; cdevs need Linux 6.6"
+    if not found or not all(map(tree.exists, found)):
+        message = f"{unit.id} has no VFIO node of the form {parameters.form}"
+        raise Refusal(message, remedy)
+    yield from map(str, found)
+
+
+def _cdevs(tree: HostTree, unit: NodeUnit) -> Iterator[HostPath]:
+    mediated = (MDEV_DEVICES / unit.id,)
+    holders = mediated if unit.kind == "mdev" else tuple(map(pci_device, unit.addresses))
+    for holder in holders:
+        for name in tree.children(holder / "vfio-dev"):
+            yield VFIO_CDEVS / name
 
 
 def remove_specifications(tree: HostTree, uid: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager
 from functools import partial
+from socket import socketpair
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,19 +27,21 @@ from tests.unit.node.stories import answer, until
 from tests.unit.node.test_on_demand import CARD, DISK, LAYOUT, OWNER, drivers
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.library import Host
-from vfiomgr.node.dra import binder
+from vfiomgr.node.dra import binder, nominated
 from vfiomgr.node.dra.binder import Binder, listen, of_node, serve
 from vfiomgr.node.dra.binding import DIRECTORY
+from vfiomgr.node.dra.model import BOUND
 from vfiomgr.node.dra.vgpus import serve as carry_out
-from vfiomgr.node.messages import BINDER, Order, Question, Settings
+from vfiomgr.node.messages import BINDER, Order, Question, Result, Settings, read, write
 from vfiomgr.node.model import OnDemand
-from vfiomgr.node.processes import Creating
+from vfiomgr.node.on_demand import unit_of
+from vfiomgr.node.processes import BinderAway, Creating
 from vfiomgr.node.scanner import Scanner
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -174,6 +177,91 @@ async def test_a_pod_that_is_away_is_named(host: FakeKernel) -> None:
     listen(host).close()
     with pytest.raises(HostError, match="vfiomgr-binder on this node: Connection refused"):
         await agent_of(host).bind(str(CARD), OnDemand(), OWNER)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_a_claim_waits_for_the_pod_before_its_own_is_placed(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    """The pod is away, or is being replaced, when the scheduler allocates the claim."""
+    monkeypatch.setattr(test_driver_vgpus, "Creator", agent_of)
+    monkeypatch.setattr("vfiomgr.node.verifying.may_reset", lambda _tree: False)
+    monkeypatch.setattr("vfiomgr.node.scanner.may_reset", lambda _tree: False)
+    monkeypatch.setattr(nominated, "_LATE", 0.2)
+    listen(kernel).close()
+    async with node(place, kernel, monkeypatch, binds_early=True) as made:
+        await until_known(made)
+        if is_replaced:
+            kernel.remove(BINDER)
+        made.scheduler.create("p")
+        made.scheduler.nominate("p")
+        made.scheduler.allocate(DEVICE)
+        away = f"claim ml/gpu, before its pod is placed: cannot bind {CARD}: no answer of the pod"
+        await made.until(
+            lambda: made.scheduler.conditions() or any(away in text for text in made.told)
+        )
+        assert made.scheduler.conditions() == {}
+        with process_of(kernel):
+            await made.until(made.scheduler.conditions)
+            assert made.scheduler.conditions().keys() == {BOUND}
+            assert driver_of(kernel) == "vfio-pci"
+            assert len([text for text in made.told if away in text]) == 1
+            await made.end_agent()
+
+
+def test_only_devices_that_were_bound_for_claims_are_reset(host: FakeKernel) -> None:
+    pod = Binder(Host(host))
+    order = Order("reset", addresses=(CARD,))
+    assert pod.perform(order).note == f"{CARD} was not bound for a claim"
+    assert not pod.perform(Order("bind", OWNER, addresses=(CARD,))).error
+    host.operations.clear()
+    result = pod.perform(order)
+    assert (result.note, result.error) == ("", "")
+    (write,) = (each for each in host.operations if each.path.name.startswith("reset"))
+    assert str(write) == f"write /sys/bus/pci/devices/{CARD}/reset '1'"
+    assert not pod.perform(Order("return", OWNER, addresses=(CARD,))).error
+    assert pod.perform(order).note == f"{CARD} was not bound for a claim"
+
+
+async def test_a_device_that_claims_bind_is_reset_by_the_other_process(host: FakeKernel) -> None:
+    seen = unit_of(Host(host).scan(), CARD, OnDemand())
+    agent = agent_of(host)
+    with process_of(host):
+        assert await agent.reset(seen) == f"{CARD} was not bound for a claim"
+    host.remove(BINDER)
+    with pytest.raises(BinderAway, match=r"orders.sock does not exist$") as away:
+        await agent.reset(seen)
+    assert away.value.hint == "wait for it, or add it: vfiomgr node manifests --dra --binder"
+
+
+def test_the_layout_can_be_named(host: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Sequence[str]] = []
+
+    def begin_once(_listening: object, begin: Callable[[socket.socket], object]) -> None:
+        connection, other = socketpair()
+        with connection, other:
+            begin(connection)
+        raise KeyboardInterrupt
+
+    class Begun:
+        def __init__(self, command: Sequence[str], **_pipes: object) -> None:
+            begun.append(command)
+
+        def wait(self) -> None:
+            """Nothing runs."""
+
+    monkeypatch.setattr(binder, "serve", begin_once)
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+    binder.run(host, "other")
+    monkeypatch.undo()
+    host.replace(FILE, LAYOUT.replace("mixed", "other").encode(), mode=0o644)
+    order = write(Order("bind", OWNER, addresses=(DISK,)))
+    found = []
+    for command in (begun[0], [*begun[0][:-1], "absent"]):
+        result = subprocess.run(command, input=order, stdout=subprocess.PIPE, check=True)
+        found.append(read(Result, result.stdout).error)
+    assert "has no on-demand rule for it" in found[0]
+    assert "absent" in found[1]
 
 
 async def test_a_pod_of_another_version_is_named(

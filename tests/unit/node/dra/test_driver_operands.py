@@ -18,7 +18,15 @@ from tests.unit.node.dra.test_driver_binding import (
 )
 from tests.unit.node.dra.test_driver_vgpus import node
 from tests.unit.node.test_on_demand import LAYOUT
+from vfiomgr.engine.locks import hold
+from vfiomgr.errors import HostError
+from vfiomgr.node.dra import driver, operands
+from vfiomgr.node.dra.binding import DIRECTORY, Bound, is_binding
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.messages import write_record
+from vfiomgr.paths import BOOT_ID
+from vfiomgr.pci import facts
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.node.dra.test_driver_vgpus import Node
+    from vfiomgr.node.model import NodeUnit
 
 __all__ = ["kernel"]
 
@@ -124,6 +133,68 @@ async def test_labels_that_a_killed_agent_left_are_restored(
         operator.label({**PAUSED, NVSM: "paused-for-mig-change"})
         await made.restart_agent()
         await made.until(lambda: operator.labels == {**LABELS, NVSM: "paused-for-mig-change"})
+
+
+async def test_a_bind_that_goes_on_without_the_agent_has_the_pods_return_after_it(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+
+    def look(tree: FakeKernel) -> bool:
+        looks.append(is_binding(tree))
+        return looks[-1]
+
+    monkeypatch.setattr(driver, "is_binding", look)
+    monkeypatch.setattr(operands, "_CLOSING", 0.1)
+    async with node(place, kernel, monkeypatch) as made:
+        made.server.rights = rights("gpu-operator")
+        await until_known(made)
+        operator = Operator(made, LABELS)
+        await made.end_agent()
+        operator.label(PAUSED)
+        boot = kernel.read(BOOT_ID) or ""
+        address = PciAddress.parse(CARD)
+        made_for = Bound("uid-1", address, is_sticky=False, boot=boot)
+        write_record(kernel, DIRECTORY / f"{CARD}.json", made_for)
+        with hold(kernel, [f"dra-{CARD}"], print):
+            looks.clear()
+            await made.restart_agent()
+            await made.until(lambda: len(looks) > 1)
+            assert all(looks)
+            await made.end_agent()
+            assert operator.labels == PAUSED
+            await made.restart_agent()
+        await made.until(lambda: operator.labels == LABELS)
+
+
+async def test_a_device_that_the_kernel_does_not_return_from_keeps_no_pods_away(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permit(kernel)
+    async with node(place, kernel, monkeypatch) as made:
+        made.server.rights = rights("gpu-operator")
+        await until_known(made)
+        operator = Operator(made, LABELS)
+        bind = made.creator.bind
+
+        async def hang(*_arguments: object) -> NodeUnit:
+            stuck = {CARD: facts.Locked(None, None, None, stuck="unbind (PID 7)")}
+            monkeypatch.setattr(facts, "_read_locked", lambda *_arguments: stuck)
+            message = f"the kernel has not returned from: unbind {CARD} (PID 7)"
+            raise HostError(message)
+
+        monkeypatch.setattr(made.creator, "bind", hang)
+        made.allocate(DEVICE)
+        with pytest.raises(PrepareError, match="has not returned"):
+            await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        await made.until(lambda: operator.labels == LABELS)
+        await made.scan()
+        monkeypatch.setattr(made.creator, "bind", bind)
+        updates = [r for r in made.server.requests if r.verb == "update" and "nodes" in r.path]
+        with pytest.raises(PrepareError, match="is stuck in the kernel: unbind"):
+            await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+        again = [r for r in made.server.requests if r.verb == "update" and "nodes" in r.path]
+        assert len(again) == len(updates) == 2
 
 
 async def test_an_agent_that_ends_during_a_bind_restores_the_labels(

@@ -20,7 +20,7 @@ from tests.unit.node.dra.test_driver_vgpus import node
 from vfiomgr.node.api_server import ApiError
 from vfiomgr.node.dra import driver, nominated
 from vfiomgr.node.dra.binding import DIRECTORY
-from vfiomgr.node.dra.model import BIND_FAILED, BOUND
+from vfiomgr.node.dra.model import BIND_FAILED, BOUND, DRIVER
 from vfiomgr.node.dra.nominated import claims_of
 from vfiomgr.node.processes import StillRunning
 
@@ -65,7 +65,7 @@ def taints(made: Node) -> list[str]:
 def early(made: Node) -> tuple[PreparedClaim, ...]:
     """The claims that were prepared before the kubelet asked."""
     assert made.agent.driver is not None
-    return made.agent.driver._preparing.early
+    return tuple(c for c in made.agent.driver._preparing.claims if c.is_early)
 
 
 async def begin(made: Node, pod: str = "p") -> None:
@@ -236,6 +236,32 @@ async def test_a_device_that_a_claim_is_about_to_return_is_waited_for(
         await made.until(lambda: made.scheduler.conditions("other"))
         assert made.scheduler.conditions("other").keys() == {BOUND}
         assert [str(claim) for claim in early(made)] == ["ml/other"]
+
+
+async def test_a_device_is_waited_for_until_the_kubelet_releases_a_pod_deleted_by_force(
+    place: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waiting(place, kernel, monkeypatch) as made:
+        await begin(made)
+        await made.until(made.scheduler.conditions)
+        made.scheduler.place("p")
+        await made.prepare()
+        made.server.remove("pods", "ml/p")
+        made.server.remove("resourceclaims", "ml/gpu")
+        made.scheduler.create("q", "other", "uid-2")
+        made.scheduler.nominate("q")
+        made.scheduler.allocate(DEVICE, "other")
+        known = len(made.server.requests)
+
+        def looks() -> int:
+            return sum(r.path.endswith("/other") for r in made.server.requests[known:])
+
+        await made.until(lambda: made.scheduler.conditions("other") or looks() > 2)
+        assert made.scheduler.conditions("other") == {}
+        assert taints(made) == []
+        await made.claims.unprepare(DRIVER, "ml", "gpu", "uid-1")
+        await made.until(lambda: made.scheduler.conditions("other"))
+        assert made.scheduler.conditions("other").keys() == {BOUND}
 
 
 async def test_a_pod_of_another_node_or_without_conditions_binds_nothing(
