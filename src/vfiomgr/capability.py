@@ -58,6 +58,7 @@ register(
         plans=("plan", "reserve", "reset"),
         applies=("apply",),
     ),
+    Capability("vfiomgr.desktop", values=("steps",), applies=("apply",)),
     Capability("vfiomgr.check", rules=("plan", "console_rules")),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(

@@ -22,21 +22,29 @@ class Desktop:
     | 1 | 0000:02:00.0/.1 (amdgpu, snd_hda_intel) | card1, renderD129, controlC1 |
     """
 
-    def __init__(self, root: Path, cards: int = 1, driver: str | None = "amdgpu") -> None:
+    def __init__(
+        self, root: Path, cards: int = 1, driver: str | None = "amdgpu", vendor: str = "1002"
+    ) -> None:
         self.kernel = kernel = FakeKernel(root)
         kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
         kernel.add_driver("amdgpu", ids=[("1002", "*", "03")])
+        kernel.add_driver("nvidia", ids=[("10de", "*", "03")])
+        if driver == "nvidia":
+            needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia"}
+            kernel.drivers.others = needs | {"nvidia_drm": "nvidia_modeset"}
+            for module in kernel.drivers.others:
+                kernel.drivers.load(module)
         kernel.add_driver("snd_hda_intel", ids=[("*", "*", "0403")])
         kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True, loaded=True)
         for number in range(cards):
-            self._add_card(number, driver)
+            self._add_card(number, driver, vendor)
         self.sysfs = kernel.sysfs
         for place in ("/sys/class/vtconsole", "/sys/class/graphics", "/sys/bus/platform/devices"):
             self.sysfs.make(place)
         self.sysfs.put("/proc/net/tcp", "  sl  local_address rem_address   st")
         self.sysfs.make("/run/systemd/sessions")
 
-    def _add_card(self, number: int, driver: str | None) -> None:
+    def _add_card(self, number: int, driver: str | None, vendor: str) -> None:
         port = f"0000:00:01.{number}"
         self.kernel.add_pci(
             port,
@@ -54,7 +62,7 @@ class Desktop:
         )
         self.kernel.add_pci(
             f"0000:{bus:02x}:00.0",
-            vendor="1002",
+            vendor=vendor,
             device="744c",
             class_code="030000",
             header_type=0x80,
@@ -67,7 +75,7 @@ class Desktop:
         )
         self.kernel.add_pci(
             f"0000:{bus:02x}:00.1",
-            vendor="1002",
+            vendor=vendor,
             device="ab30",
             class_code="040300",
             header_type=0x80,
@@ -193,4 +201,16 @@ def headless(root: Path) -> Desktop:
     desktop.text_console()
     desktop.ssh()
     desktop.session("5", TYPE="tty", SEAT="", VTNR="", REMOTE="1", SERVICE="sshd")
+    return desktop
+
+
+def nvidia(root: Path, cards: int = 1) -> Desktop:
+    """GNOME on cards of NVIDIA, with the DRM module and the persistence daemon."""
+    desktop = Desktop(root, cards, driver="nvidia", vendor="10de")
+    every = [f"/dev/dri/card{number}" for number in range(cards)]
+    desktop.text_console()
+    desktop.display_manager("gdm.service", "gdm3")
+    desktop.session("2")
+    desktop.of_user(1200, "gnome-shell", "org.gnome.Shell@wayland.service", *every)
+    desktop.service(850, "nvidia-persiste", "nvidia-persistenced.service", "/dev/dri/card0")
     return desktop

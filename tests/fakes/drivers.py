@@ -71,6 +71,8 @@ class Drivers:
         self._vfio = vfio
         self._stuck = stuck
         self.known: dict[str, Driver] = {}
+        self.others: dict[str, str] = {}
+        """Modules without a PCI driver, and the module that each needs."""
         self.when_bound: list[Callable[[Driver, str], None]] = []
         self.when_leaving: list[Callable[[Driver, str], None]] = []
         self.obstacles: list[Callable[[Driver, str], str | None]] = []
@@ -101,12 +103,30 @@ class Drivers:
     def load(self, module: str) -> bool:
         """Load a module and let its drivers look for devices; False where there is none such."""
         wanted = module.replace("-", "_")
+        if wanted in self.others:
+            self.load(self.others[wanted])
+            if not self._sysfs.exists(_MODULES / wanted):
+                needed = _MODULES / self.others[wanted] / "holders" / wanted
+                self._sysfs.put(_MODULES / wanted / "initstate", "live")
+                self._sysfs.link(needed, _MODULES / wanted)
+            return True
         brought = [d for d in self.known.values() if (d.module or "").replace("-", "_") == wanted]
         for driver in brought:
             if driver not in self.loaded():
                 self.register(driver)
                 self._attach_all(driver)
         return bool(brought)
+
+    def unload(self, module: str) -> None:
+        """driver_detach and module_exit: its functions have no driver, and may hang in that."""
+        for driver in [d for d in self.loaded() if d.module == module]:
+            for address in self._functions.present():
+                if self.driver_of(address) == driver.name:
+                    self.detach(address)
+            self._sysfs.drop(PCI_DRIVERS / driver.name)
+        if module in self.others:
+            self._sysfs.drop(_MODULES / self.others[module] / "holders" / module)
+        self._sysfs.drop(_MODULES / module)
 
     def _attach_all(self, driver: Driver) -> None:
         """driver_attach: every function that fits and is free; errors are dropped."""

@@ -271,6 +271,8 @@ class Functions:
             self._sysfs.make(directory / below)
             name = below.rsplit("/", 1)[-1]
             self._sysfs.link(f"/sys/class/{kind}/{name}", directory / below)
+            if kind == "drm":
+                self._sysfs.put(directory / below / "uevent", "")
             if kind == "block":
                 self._sysfs.put(directory / below / "dev", number_of(name), READ_ONLY)
                 self._sysfs.link(f"/sys/dev/block/{number_of(name)}", directory / below)

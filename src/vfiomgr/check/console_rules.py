@@ -5,22 +5,29 @@ They say who uses the card and how each user releases it; nothing is released or
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr.check.model import command_line
 from vfiomgr.check.plan import RULES
+from vfiomgr.desktop.card import (
+    SOUND,
+    DesktopCard,
+    has_screen_driver,
+    is_display,
+    is_of_manager,
+    running_manager,
+)
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.readiness_hints import as_commands, bind_remedy
-from vfiomgr.passthrough.reserve import Reserve, is_display, plan_reserve
+from vfiomgr.passthrough.reserve import Reserve, plan_reserve
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, CLASS_VGA, PciDevice
+from vfiomgr.pci.model import CLASS_VGA, PciDevice
 from vfiomgr.persistence.reservation import reservation_file, reservations
 from vfiomgr.rules.runner import (
     Fact,
@@ -31,21 +38,19 @@ from vfiomgr.rules.runner import (
     rule,
     with_useful_remedies,
 )
-from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.units import Version
 from vfiomgr.users import desktop as programs
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.check.model import Readiness
     from vfiomgr.diagnostic import Override
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
     from vfiomgr.users.model import DeviceUser
 
-_SOUND = "/dev/snd/"
 _TAKEN: frozenset[Override] = frozenset({"boot-display", "in-use"})
 """What this check judges itself, in more detail than `bind`."""
 _MOST = 5
@@ -53,54 +58,7 @@ _MOST = 5
 _NO_CONSOLE = "each display can go to a guest without taking the console's screen away"
 
 
-class CardContext(Value, dict=True):
-    """A card, with its audio function, and its host."""
-
-    host: HostSnapshot
-    device: PciDevice
-
-    @cached_property
-    def functions(self) -> tuple[PciDevice, ...]:
-        """The display and the audio functions beside it, which go to a guest together."""
-        slot = self.host.slot(self.device)
-        audio = (d for d in slot if d.class_code.startswith(CLASS_AUDIO))
-        return (self.device, *audio)
-
-    @cached_property
-    def nodes(self) -> frozenset[str]:
-        """The nodes of its host drivers."""
-        return frozenset(node for function in self.functions for node in function.nodes)
-
-    @cached_property
-    def users(self) -> tuple[DeviceUser, ...]:
-        """The processes that have the card open; empty also if they are unknown."""
-        found = (user for d in self.functions for user in self.host.holders(d))
-        return tuple(dict.fromkeys(found))
-
-    @property
-    def desktop(self) -> DesktopFacts | None:
-        """The facts about the desktop; None if they were not read."""
-        return self.host.desktop
-
-    @cached_property
-    def holders(self) -> frozenset[int]:
-        """The numbers of the processes that have the display open."""
-        return frozenset(u.pid for u in self.users if not u.node.startswith(_SOUND))
-
-    @cached_property
-    def other_displays(self) -> tuple[PciDevice, ...]:
-        """The other cards of the host that can show its console."""
-        return tuple(
-            d
-            for d in self.host.devices
-            if d.class_code.startswith(CLASS_DISPLAY)
-            and d.address.slot != self.device.address.slot
-            and d.physical_function is None
-            and not d.is_on_vfio
-        )
-
-
-def display(context: CardContext) -> Iterator[Diagnostic]:
+def display(context: DesktopCard) -> Iterator[Diagnostic]:
     """Report whether the card shows the console, and how it is lent."""
     device = context.device
     if device.is_on_vfio or not device.is_boot_display:
@@ -129,7 +87,7 @@ def _refused(host: HostSnapshot, device: PciDevice) -> tuple[Diagnostic, ...]:
     return ()
 
 
-def refused(context: CardContext) -> Iterator[Diagnostic]:
+def refused(context: DesktopCard) -> Iterator[Diagnostic]:
     """Report other reasons against binding the card: the IOMMU, its group, guests."""
     device = context.device
     found = _refused(context.host, device)
@@ -146,7 +104,7 @@ def refused(context: CardContext) -> Iterator[Diagnostic]:
         )
 
 
-def firmware(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def firmware(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the firmware's framebuffer on the card: what cannot work, or does not come back."""
     device, host = context.device, context.host
     names = ", ".join(device.framebuffers)
@@ -170,7 +128,7 @@ def firmware(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic
             subject=device,
         )
         return
-    if names and not device.is_on_vfio and not _has_screen_driver(device):
+    if names and not device.is_on_vfio and not has_screen_driver(device):
         yield finding(
             "console-not-restored",
             "warning",
@@ -183,11 +141,7 @@ def firmware(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic
         )
 
 
-def _has_screen_driver(device: PciDevice) -> bool:
-    return any(node.startswith("/dev/dri/card") for node in device.nodes)
-
-
-def first_console(context: CardContext) -> Iterator[Diagnostic]:
+def first_console(context: DesktopCard) -> Iterator[Diagnostic]:
     """Report a fault of Linux 6.0 to 6.4: a second card's binding ends the first one's console."""
     device, version = context.device, context.host.kernel.version
     if version is None or not Version(6, 0) <= version < Version(6, 5) or device.is_on_vfio:
@@ -195,7 +149,7 @@ def first_console(context: CardContext) -> Iterator[Diagnostic]:
     if device.is_boot_display or not device.class_code.startswith(CLASS_VGA):
         return
     for other in context.other_displays:
-        if other.framebuffers and not _has_screen_driver(other):
+        if other.framebuffers and not has_screen_driver(other):
             yield finding(
                 "console-other-card",
                 "warning",
@@ -211,12 +165,12 @@ def first_console(context: CardContext) -> Iterator[Diagnostic]:
             )
 
 
-def text_console(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def text_console(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the text console on the card, which is to be detached before its driver goes."""
-    own = [f for f in desktop.framebuffers if f.device == str(context.device.address)]
-    bound = [c for c in desktop.consoles if c.is_bound and "frame buffer" in c.driver]
-    if not bound or not own or own[0] != desktop.framebuffers[0]:  # the console takes the first
+    if not context.has_text_console(desktop):
         return
+    own = [f for f in desktop.framebuffers if f.device == str(context.device.address)]
+    bound = [c for c in desktop.consoles if c.is_bound and programs.FBCON in c.driver]
     yield finding(
         "console-text",
         "info",
@@ -233,9 +187,9 @@ def text_console(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagno
     )
 
 
-def sessions(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def sessions(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the sessions that use the card, and how each is ended."""
-    for session, processes in _sessions(context, desktop):
+    for session, processes in context.sessions(desktop):
         names = listed([str(each) for each in processes], _MOST)
         nodes = sorted(context.nodes.intersection(session.nodes))
         what = "the greeter" if session.kind == "greeter" else f"a session of {session.user}"
@@ -260,7 +214,7 @@ def sessions(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic
 
 def _ending(session: UserSession, desktop: DesktopFacts) -> str:
     """How a session ends and does not come back."""
-    manager = _manager(desktop)
+    manager = running_manager(desktop)
     first = f"systemctl stop {manager[0]}; " if manager else ""
     then = ""
     if session.service in ("login", "") and session.vt:
@@ -270,47 +224,10 @@ def _ending(session: UserSession, desktop: DesktopFacts) -> str:
     return f"{first}loginctl terminate-session {session.id}{then}"
 
 
-def _sessions(
-    context: CardContext, desktop: DesktopFacts
-) -> Iterator[tuple[UserSession, tuple[DesktopProcess, ...]]]:
-    """The graphical sessions that use the card, with the processes that have it open.
-
-    If the processes are unknown, each session at the seat of the console may use its card. An X
-    server that the display manager runs has the card open for the sessions of that type.
-    """
-    is_unknown = context.host.users.processes is None and context.device.is_boot_display
-    is_served = any(_of_manager(user, desktop) for user in context.users)
-    for session in filter(lambda one: one.is_graphical, desktop.sessions if context.nodes else ()):
-        own = tuple(
-            process
-            for process in desktop.processes
-            if process.pid in context.holders and desktop.session_of(process) == session
-        )
-        may = (is_unknown and session.seat == "seat0") or (is_served and session.type == "x11")
-        if own or may or context.nodes.intersection(session.nodes):
-            yield session, own
-
-
-def _of_manager(user: DeviceUser, desktop: DesktopFacts) -> bool:
-    """Whether the display manager runs a process, e.g. its X server, outside of any session."""
-    return user.unit is not None and user.unit == desktop.display_manager
-
-
-def _manager(desktop: DesktopFacts) -> tuple[str, str] | None:
-    """The unit of the display manager and what shows it; also if no process can be read."""
-    running = (p for p in desktop.named(programs.DISPLAY_MANAGERS) if p.uid is None)
-    process, unit = next(running, None), desktop.display_manager
-    if unit is None or (process is None and desktop.processes):
-        return None
-    shown = f"{process}, {unit}" if process else f"{programs.DISPLAY_MANAGER_ALIAS} -> {unit}"
-    return unit, shown
-
-
-def display_manager(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def display_manager(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report a display manager, which starts a greeter again when a session ends."""
-    manager = _manager(desktop)
-    is_shown = context.device.is_boot_display or any(_sessions(context, desktop))
-    if manager is None or not is_shown or context.device.is_on_vfio:
+    manager = running_manager(desktop)
+    if manager is None or not context.shows_greeter(desktop) or context.device.is_on_vfio:
         return
     unit, shown = manager
     yield finding(
@@ -320,7 +237,7 @@ def display_manager(context: CardContext, desktop: DesktopFacts) -> Iterator[Dia
         (
             shown,
             *dict.fromkeys(
-                f"{user}: {user.node}" for user in context.users if _of_manager(user, desktop)
+                f"{user}: {user.node}" for user in context.users if is_of_manager(user, desktop)
             ),
         ),
         "a process that is killed comes back (Restart=); the unit must be stopped, and after it "
@@ -331,9 +248,9 @@ def display_manager(context: CardContext, desktop: DesktopFacts) -> Iterator[Dia
     )
 
 
-def audio(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def audio(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report programs that have the card's audio open, as the driver's unbind waits for them."""
-    users = [user for user in context.users if user.node.startswith(_SOUND)]
+    users = [user for user in context.users if user.node.startswith(SOUND)]
     if not users:
         return
     by_pid = {process.pid: process for process in desktop.processes}
@@ -357,7 +274,7 @@ def audio(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     )
 
 
-def services(context: CardContext) -> Iterator[Diagnostic]:
+def services(context: DesktopCard) -> Iterator[Diagnostic]:
     """Report services of the system that keep the card open and can be started again."""
     found: dict[str, list[DeviceUser]] = {}
     for user in context.users:
@@ -378,18 +295,18 @@ def services(context: CardContext) -> Iterator[Diagnostic]:
         )
 
 
-def processes(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report other processes that have the card open: they only release it by ending."""
-    of_sessions = {p.pid for _, own in _sessions(context, desktop) for p in own}
+    of_sessions = {p.pid for _, own in context.sessions(desktop) for p in own}
     others = [
         user
         for user in context.users
         if user.pid not in of_sessions
         and user.command not in programs.NVIDIA_SERVICES
         and user.monitor is None
-        and not user.node.startswith(_SOUND)
+        and not user.node.startswith(SOUND)
         and user.guest is None
-        and not _of_manager(user, desktop)
+        and not is_of_manager(user, desktop)
     ]
     keepers = [u for u in others if u.pid == 1 or u.unit == "systemd-logind.service"]
     ending = dict.fromkeys(user for user in others if user not in keepers)
@@ -404,7 +321,7 @@ def processes(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnosti
             f"let them finish, or end them: kill {pids}",
             subject=context.device,
         )
-    if keepers and not any(_sessions(context, desktop)):
+    if keepers and not any(context.sessions(desktop)):
         yield finding(
             "console-process",
             "warning",
@@ -416,7 +333,7 @@ def processes(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnosti
         )
 
 
-def way_back(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def way_back(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the only card of a host that cannot be reached over the network."""
     device = context.device
     if not _is_only_screen(context) or desktop.has_ssh is None:
@@ -438,12 +355,12 @@ def way_back(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic
     )
 
 
-def _is_only_screen(context: CardContext) -> bool:
+def _is_only_screen(context: DesktopCard) -> bool:
     device = context.device
     return device.is_boot_display and not context.other_displays and not device.is_on_vfio
 
 
-def mux(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report a laptop whose panel is wired to the discrete GPU by a switch."""
     device, place = context.device, desktop.discrete_mux
     if place is None or context.host.is_integrated(device) or device.is_on_vfio:
@@ -459,11 +376,11 @@ def mux(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     )
 
 
-def compositors(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnostic]:
+def compositors(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report compositors that open a second card, which a reservation keeps them off."""
     device, host = context.device, context.host
     is_bound_early = device.is_on_vfio or host.files.binding(device.address) is not None
-    if device.is_boot_display or is_bound_early or not _has_screen_driver(device):
+    if device.is_boot_display or is_bound_early or not has_screen_driver(device):
         return
     is_reserved = device.address in reservations(host.files)
     opening = _opening(context, desktop)
@@ -490,7 +407,7 @@ def compositors(context: CardContext, desktop: DesktopFacts) -> Iterator[Diagnos
 
 
 def _opening(
-    context: CardContext, desktop: DesktopFacts
+    context: DesktopCard, desktop: DesktopFacts
 ) -> dict[str, tuple[list[DesktopProcess], bool]]:
     """The compositors that have opened the card, by name, and whether that is certain."""
     is_unknown = context.host.users.processes is None
@@ -528,7 +445,7 @@ def _closing(name: str) -> str:
     return ""
 
 
-def resets(context: CardContext, _facts: Readiness) -> Iterator[Diagnostic]:
+def resets(context: DesktopCard, _facts: Readiness) -> Iterator[Diagnostic]:
     """What `check` finds about this card alone; also if it shows the console now."""
     free = replace(context.device, is_boot_display=False)
     others = (d for d in context.host.devices if not d.is_graphics_or_accelerator)
@@ -542,15 +459,15 @@ _OF_CARD = RULES.named(
     *("silent-device", "bar-not-assigned", "no-reset", "weak-reset", "amd-reset"),
     *("amd-lost-by-reset", "amd-unbind", "gpu-fault", "resizable-bar"),
 )
-_DESKTOP: Fact[CardContext, DesktopFacts] = Fact(
+_DESKTOP: Fact[DesktopCard, DesktopFacts] = Fact(
     lambda context: context.desktop, "the desktop", "not in the snapshot", decides=True
 )
-_READINESS: Fact[CardContext, Readiness] = Fact(
+_READINESS: Fact[DesktopCard, Readiness] = Fact(
     lambda context: context.host.readiness, "reset reports of the card", "not in the snapshot"
 )
 
 
-def _unknown(context: CardContext) -> Iterator[str]:
+def _unknown(context: DesktopCard) -> Iterator[str]:
     """What could name a user of the card, and could not be read."""
     if context.host.users.processes is None:
         yield "processes that use the card: only root of a running host sees their open files"
@@ -563,7 +480,7 @@ def _unknown(context: CardContext) -> Iterator[str]:
             yield "SSH server: cannot read /proc/net/tcp"
 
 
-CONSOLE_RULES: RuleSet[CardContext] = register(
+CONSOLE_RULES: RuleSet[DesktopCard] = register(
     RuleSet(
         "a card of the desktop",
         rules=(
@@ -612,7 +529,7 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
     if not cards:
         message = f"not a display: {address}"
         raise UsageError(message, known)
-    reports = [CONSOLE_RULES.run(CardContext(host, card)) for card in cards]
+    reports = [CONSOLE_RULES.run(DesktopCard(host, card)) for card in cards]
     return Report.of(
         (found for each in reports for found in each.findings),
         (text for each in reports for text in each.not_checked),

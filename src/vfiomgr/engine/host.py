@@ -229,6 +229,7 @@ class ManagedHost(HostSource):
         host = self.scan(
             with_users=True,
             with_resets=request.needs_resets,
+            with_desktop=request.needs_desktop,
             with_gpu_modes=request.needs_gpu_modes,
             with_readiness=request.needs_readiness,
             only_types=request.named_types,

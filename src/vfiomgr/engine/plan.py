@@ -97,6 +97,11 @@ class Request:
         return False
 
     @property
+    def needs_desktop(self) -> bool:
+        """Whether the console, the sessions and the programs of the desktop are read."""
+        return False
+
+    @property
     def needs_serials(self) -> bool:
         """Whether the serial numbers of all functions are read, not only of the named ones."""
         return False

@@ -58,6 +58,7 @@ def scan_for(
         with_users=True,
         with_claims=with_claims and bool(requests),
         with_resets=any(one.needs_resets for one in requests),
+        with_desktop=any(one.needs_desktop for one in requests),
         with_gpu_modes=any(one.needs_gpu_modes for one in requests),
         only_types=_named_types(requests),
         about=_named_functions(requests),

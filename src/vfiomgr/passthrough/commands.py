@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 import click
 
@@ -15,9 +15,17 @@ from vfiomgr.cli.options import (
     declared,
     session_options,
 )
-from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.desktop.service import DetachedRun, is_in_session
+from vfiomgr.desktop.steps import EndSession
 from vfiomgr.diagnostic import OVERRIDES, Override
-from vfiomgr.engine.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
+from vfiomgr.engine.changes import (
+    confirm,
+    host_of,
+    plan_or_apply,
+    print_outcome,
+    update_initramfs_option,
+)
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import (
     Bind,
@@ -32,7 +40,12 @@ from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.named import keeps_files, persisted, program_for_units
+from vfiomgr.persistence.named import (
+    keeps_files,
+    own_program,
+    persisted,
+    program_for_units,
+)
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,
@@ -121,6 +134,12 @@ def bind(
     A device in use can be bound at the next boot: --at-boot writes its rules and leaves the device
     alone until then. `vfiomgr unbind --forget` removes them.
 
+    A display in use by the desktop can be bound with --release: compositors that can close it do
+    so, otherwise the display manager and the sessions end (it asks first), then the text console is
+    detached. `vfiomgr unbind` restores the console, the display manager and the services, and so
+    does a rollback. It works from a terminal of such a session and over SSH. `vfiomgr check
+    console` shows beforehand who is affected.
+
     With --persist --driverctl the VFIO entries of /etc/driverctl.d become rules of vfiomgr, and no
     device is changed now. Other entries stay with driverctl, as do entries of absent devices
     (vfiomgr records the identity of each device) and of devices in an installed layout.
@@ -137,6 +156,8 @@ def bind(
       vfiomgr bind 04:00.0 --at-boot
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
+      vfiomgr bind 0000:04:00.0 --release --dry-run
+      vfiomgr bind 0000:04:00.0 --release --end-sessions
       vfiomgr bind 10de:2684            # all devices with these PCI IDs
       vfiomgr bind --match "RTX 4090"
       vfiomgr bind --persist --driverctl --dry-run
@@ -157,9 +178,35 @@ def bind(
         return
     addresses = _chosen(session, addresses, match)
     request = Bind(*addresses, **options).request(session)
+    if request.release and not session.dry_run:
+        _confirm_release(session, request)
+        if is_in_session(session.tree):
+            _run_detached(session, request)
     outcome = _move(session, request, addresses, options["allow"])
     if outcome is not None and outcome.is_changed and session.format == "table":
         _tell_undo(session, request)
+
+
+def _confirm_release(session: Session, request: steps.Bind) -> None:
+    """Ask before sessions end."""
+    steps = host_of(session).plan(request).steps
+    ending = [step.describe() for step in steps if isinstance(step, EndSession)]
+    if ending:
+        question = f"This will {' and '.join(ending)}; unsaved work is lost. Continue?"
+        confirm(session, question, "the end of the sessions")
+
+
+def _run_detached(session: Session, request: steps.Bind) -> NoReturn:
+    """Run the command in a service, which goes on if this terminal ends with its session."""
+    program = own_program()
+    if program is None:
+        message = "cannot release a display from a session: vfiomgr is not installed as a command"
+        raise UsageError(message, "install vfiomgr as its README says, and run that command")
+    detached = DetachedRun(session.tree, request.addresses[0], program)
+    note(f"continues without this terminal; output: {detached.log}")
+    status, output = detached.run()
+    say(*output.splitlines())
+    click.get_current_context().exit(status)
 
 
 def _tell_undo(session: Session, request: steps.Bind) -> None:
@@ -167,7 +214,9 @@ def _tell_undo(session: Session, request: steps.Bind) -> None:
     group = " --with-group" if request.with_group else ""
     forget = " --forget" if request.persist else ""
     note(f"undo with: vfiomgr unbind {names}{group}{forget}")
-    if not (request.persist or is_kept(session, request.addresses)) and keeps_files(session):
+    if not (
+        request.release or request.persist or is_kept(session, request.addresses)
+    ) and keeps_files(session):
         note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
 

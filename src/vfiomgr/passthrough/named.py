@@ -61,6 +61,10 @@ class BindOptions(Keywords, total=False):
     no_d3cold: Annotated[bool, Option("Forbid D3cold until unbind.")]
     persist: Annotated[bool, Option("Bind again at each boot and hot-plug.")]
     at_boot: Annotated[bool, Option("Like --persist, but only from the next boot on.")]
+    release: Annotated[bool, Option("First have the desktop release displays; unbind undoes it.")]
+    end_sessions: Annotated[
+        bool, Option("With --release: end sessions, also if compositors can close it.")
+    ]
     owner: Annotated[
         str | None,
         Option(
@@ -97,7 +101,11 @@ class Bind:
                 if fields.get(option):
                     words = f"--{option.replace('_', '-')}"
                     forbid_together("--at-boot", words, "no udev rule can set it")
+            if fields.get("release"):
+                forbid_together("--at-boot", "--release", "nothing is released before the boot")
             fields["persist"] = True
+        if fields.get("end_sessions") and not fields.get("release"):
+            forbid_alone("--end-sessions", "--release", "no session uses a free device")
         if fields.get("update_initramfs") and not fields.get("persist"):
             forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
         addresses = _addresses(host, self.devices)

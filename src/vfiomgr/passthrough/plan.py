@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.desktop.plan import returning_steps
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
@@ -14,6 +15,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.passthrough import guards, reset
 from vfiomgr.passthrough.isolation import why_together
+from vfiomgr.passthrough.release import plan_released
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     Bind,
@@ -124,6 +126,8 @@ def plan_bind(
 ) -> Plan:
     """Bind functions, with the other functions of their slots, to a VFIO driver.
 
+    With `release`, the desktop releases the displays among them first.
+
     `going` are functions that other plans bind at the same time; `others` are functions that other
     plans handle, which this plan does not include.
 
@@ -133,6 +137,10 @@ def plan_bind(
 
     """
     _check_driver(host, request.driver)
+    if request.release:
+        targets = [host.device(address) for address in drivers_for(host, request, others)]
+        plain = replace(request, release=False)
+        return plan_released(host, request, targets, lambda seen: plan_bind(seen, plain))
     named = [host.device(address) for address in request.addresses]
     wanted = drivers_for(host, request, others)
     targets = [host.device(address) for address in wanted]
@@ -301,7 +309,7 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         elif (origin := host.origin(device)) is not None:
             steps.append(DropOriginalState(origin))
     kept = persistence_plan.part_of_unbind(host, targets, request)
-    steps += kept.steps
+    steps += [*kept.steps, *returning_steps(host, targets)]
     return Plan(
         summary=f"unbind {_listed(named)}",
         steps=tuple(steps),

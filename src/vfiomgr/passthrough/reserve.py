@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from vfiomgr.desktop.card import is_display
 from vfiomgr.diagnostic import blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, Request, distinct
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UsageError
-from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, PciAddress
+from vfiomgr.pci.model import CLASS_AUDIO, PciAddress
 from vfiomgr.persistence.plan import LOCK
 from vfiomgr.persistence.reservation import (
     Reservation,
@@ -38,11 +39,6 @@ class Reserve(Request, Value):
     def named_functions(self) -> tuple[PciAddress, ...]:
         """The functions that the request names."""
         return self.addresses
-
-
-def is_display(device: PciDevice) -> bool:
-    """Whether a function is a display that compositors may open."""
-    return device.class_code.startswith(CLASS_DISPLAY) and device.physical_function is None
 
 
 @plans(Reserve)

@@ -58,7 +58,16 @@ class Bind(Request, Value):
     """Rebuild the initramfs if its udev rules change."""
     program: str | None = None
     """The path of vfiomgr, for the service that watches for hot-plugged functions."""
+    release: bool = False
+    """Make the desktop release displays first; `unbind` restores it."""
+    end_sessions: bool = False
+    """With `release`: end sessions even if their compositor could close the card."""
     kind: ClassVar[str] = "bind"
+
+    @property
+    def needs_desktop(self) -> bool:
+        """Needed to know who uses a display."""
+        return self.release
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:

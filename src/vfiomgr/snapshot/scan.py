@@ -31,6 +31,7 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.users import uses as users
 from vfiomgr.users.facet import UserFacts
+from vfiomgr.users.released import read_released
 from vfiomgr.vgpu.reader import (
     NO_VGPUS,
     VGPU_ENTRIES,
@@ -201,6 +202,7 @@ def _user_facts(
         "users": users.read_facet(tree, host.devices, persistence, with_claims=with_claims),
         "variants": drivers.read_variants(tree),
         "vfio_modules": drivers.read_vfio_modules(tree),
+        "released": read_released(tree),
     }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # slow to import, and few hosts are read with them: deferred_
     from vfiomgr.check.model import Readiness  # noqa: TC004
     from vfiomgr.pci.guest_support import GuestSupport  # noqa: TC004
     from vfiomgr.users.desktop import DesktopFacts  # noqa: TC004
+    from vfiomgr.users.released import ReleasedCard  # noqa: TC004
 
 DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
 """What a function is used for: by a driver of the host, by VFIO without a guest, by a guest that
@@ -41,6 +42,7 @@ class HostFacts(Value, dict=True):
         "Readiness": "vfiomgr.check.model",
         "GuestSupport": "vfiomgr.pci.guest_support",
         "DesktopFacts": "vfiomgr.users.desktop",
+        "ReleasedCard": "vfiomgr.users.released",
     }
     """Types of its fields that its module does not import, with their modules."""
 
@@ -95,5 +97,7 @@ class HostFacts(Value, dict=True):
     """Versions and abilities for guests; None if not read."""
     translations: tuple[Translation, ...] | None = None
     """ATS and PASID of functions that have them; None if not read (requires root)."""
+    released: tuple[ReleasedCard, ...] = ()
+    """Cards that the desktop released for a guest; read together with the users."""
     desktop: DesktopFacts | None = None
     """The console, the sessions and the programs of the desktop; None if not read."""

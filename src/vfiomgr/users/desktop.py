@@ -117,8 +117,17 @@ class DesktopFacts(Value):
     """The file that says that the panel of a laptop is wired to the discrete GPU."""
     has_ssh: bool | None = None
     """Whether sshd runs, or something else waits for connections at port 22; None if unknown."""
+    user_sockets: tuple[str, ...] = ()
+    """The sockets that can start services of users: `pipewire.socket`."""
+    nvidia_modules: tuple[str, ...] = ()
+    """NVIDIA's modules that are loaded, each after those that it needs."""
     unread: tuple[str, ...] = ()
     """What could not be read, as `NAME: REASON`."""
+
+    @property
+    def knows_programs(self) -> bool:
+        """Whether the processes of all users were read."""
+        return not any(text.startswith(f"{_PROGRAMS}: ") for text in self.unread)
 
     def named(self, commands: Collection[str]) -> tuple[DesktopProcess, ...]:
         """The processes of these programs."""
@@ -148,14 +157,18 @@ DISPLAY_MANAGERS = (
     *("gdm", "gdm3", "sddm", "lightdm", "greetd", "plasmalogin", "lxdm", "slim", "xdm"),
     *("ly", "ly-dm", "cosmic-greeter-"),
 )
+FBCON = "frame buffer device"
+"""The name of the console's driver on frame buffers (con_driver in drivers/tty/vt/vt.c)."""
 NVIDIA_SERVICES = {
     "nvidia-persiste": "nvidia-persistenced.service",
     "nvidia-powerd": "nvidia-powerd.service",
 }
 """Services of NVIDIA's driver that keep a GPU open, by command."""
+_PROGRAMS = "programs of the desktop"
 _KNOWN = frozenset({*COMPOSITORS, *AUDIO, *DISPLAY_MANAGERS, *NVIDIA_SERVICES, "sshd"})
 
 _PROC, _CLASS = HostPath("/proc"), HostPath("/sys/class")
+_MODULES = HostPath("/sys/module")
 _SESSIONS = HostPath("/run/systemd/sessions")
 _LINGER = HostPath("/var/lib/systemd/linger")
 DISPLAY_MANAGER_ALIAS = HostPath("/etc/systemd/system/display-manager.service")
@@ -260,7 +273,7 @@ class _Reader:
         pids = [name for name in self.tree.children(_PROC) if name.isdecimal()]
         if not pids or not shows_all(self.tree):
             why = "/proc does not show the processes of all users"
-            self.unread.append(f"programs of the desktop: {why if pids else 'no process in /proc'}")
+            self.unread.append(f"{_PROGRAMS}: {why if pids else 'no process in /proc'}")
             return
         for pid in pids:
             command = self.tree.read(_PROC / pid / "comm") or ""
@@ -285,6 +298,12 @@ class _Reader:
         unit = next(filter(None, running), None)
         return unit or self.tree.link_name(DISPLAY_MANAGER_ALIAS)
 
+    def user_sockets(self) -> set[str]:
+        """The sockets for services of users (systemd.unit(5))."""
+        places = [HostPath(f"{above}/systemd/user") for above in ("/etc", "/usr/lib", "/lib")]
+        names = (name for place in places for name in self.tree.children(place))
+        return {name for name in names if name.endswith(".socket")}
+
     def ssh(self, processes: Collection[DesktopProcess]) -> bool | None:
         """Whether sshd runs, or systemd waits for it at its port."""
         if any(process.command == "sshd" for process in processes):
@@ -293,6 +312,24 @@ class _Reader:
         if any(_LISTENING.search(text or "") for text in tables):
             return True
         return None if tables[0] is None else False
+
+
+def modules_above(tree: HostTree, name: str) -> tuple[str, ...]:
+    """A loaded module, and all that need it, each after those that it needs.
+
+    The names come from `holders` (add_usage_links in kernel/module/sysfs.c).
+    """
+    last_first: list[str] = []
+
+    def visit(module: str) -> None:
+        for holder in tree.children(_MODULES / module / "holders"):
+            if holder not in last_first:
+                visit(holder)
+        last_first.append(module)
+
+    if tree.exists(_MODULES / name):
+        visit(name)
+    return tuple(reversed(last_first))
 
 
 def read_desktop(tree: HostTree, holders: Collection[int] = ()) -> DesktopFacts:
@@ -308,6 +345,8 @@ def read_desktop(tree: HostTree, holders: Collection[int] = ()) -> DesktopFacts:
         processes=processes,
         display_manager=reader.display_manager(processes),
         lingering=tuple(tree.children(_LINGER)),
+        user_sockets=tuple(sorted(reader.user_sockets())),
+        nvidia_modules=modules_above(tree, "nvidia"),
         discrete_mux=next(mux, None),
         has_ssh=reader.ssh(processes),
         unread=tuple(reader.unread),

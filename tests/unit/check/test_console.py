@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
+_UNREAD = "programs of the desktop: /proc does not show the processes of all users"
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 
 
@@ -208,7 +209,7 @@ def test_an_ssh_server_of_a_socket_counts(tmp_path: Path) -> None:
 def test_the_alias_names_the_display_manager_if_no_process_can_be_read(tmp_path: Path) -> None:
     host = read(desktops.gnome(tmp_path))
     assert host.desktop is not None
-    hidden = replace(host, desktop=replace(host.desktop, processes=()))
+    hidden = replace(host, desktop=replace(host.desktop, processes=(), unread=(_UNREAD,)))
     manager = one(check_console(hidden), "console-display-manager")
     assert manager.evidence[0].endswith("/display-manager.service -> gdm.service")
     masked = replace(host.desktop, processes=(), display_manager=None)

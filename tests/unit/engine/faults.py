@@ -95,7 +95,7 @@ class Cut(NamedTuple):
     before: dict[str, str]
 
 
-_STRIDE = 1 if os.environ.get(EVERY_MOMENT_VARIABLE) else 3
+STRIDE = 1 if os.environ.get(EVERY_MOMENT_VARIABLE) else 3
 """Every third operation is tried, and all of them with `make lab-faults`; an odd number, so that
 operations that alternate are tried alike."""
 
@@ -107,7 +107,7 @@ def is_even(at: int) -> bool:
 
 def _is_after(at: int) -> bool:
     """Every second one of those that are tried."""
-    return is_even(at // _STRIDE)
+    return is_even(at // STRIDE)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Course:
         An operation is refused, or, where `late`, takes effect and fails.
         """
         failed = 0
-        for at in self.operations()[late::_STRIDE] or self.operations():
+        for at in self.operations()[late::STRIDE] or self.operations():
             kernel, intent = self.prepared(self.tmp_path / str(at))
             (kernel.fail_after if late else kernel.fail)(at=at, errno=errno.EIO)
             error = _failure(kernel, intent)
@@ -170,7 +170,7 @@ class Course:
         """Recovery leads on to the end, and from there back, or back from any operation."""
         done = self.done()
         recovered = 0
-        for at, kernel, intent, before in self.cuts(every=_FINISHED if finish else _STRIDE):
+        for at, kernel, intent, before in self.cuts(every=_FINISHED if finish else STRIDE):
             ended = api.recover(tree=kernel, finish=finish)
             recovered += len(ended)
             if not ended and finish:
@@ -185,7 +185,7 @@ class Course:
     def assert_the_same_request_ends_all_power_cuts(self) -> None:
         """Repeated, the request leads to its end, which `recover` then leaves alone."""
         done = self.done()
-        for at, kernel, intent, _ in self.cuts(after=_is_after, every=_STRIDE):
+        for at, kernel, intent, _ in self.cuts(after=_is_after, every=STRIDE):
             api.apply(intent, tree=kernel)
             assert changes(done, now := kept(kernel)) == {}, at
             assert api.recover(tree=kernel) == (), at
@@ -195,7 +195,7 @@ class Course:
                 assert changes(self.whole.before, kept(kernel)) == {}, at
 
 
-_FINISHED = _STRIDE + 2
+_FINISHED = STRIDE + 2
 """`recover --finish` is tried at fewer operations: it ends like the same request."""
 _WHOLES: dict[Callable[[Path], Course], Whole] = {}
 _MOST_WHOLES = 16

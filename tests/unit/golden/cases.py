@@ -37,8 +37,10 @@ from tests.unit.golden.hosts import (
     PERSIST,
     SYSTEMD,
     arc_host,
+    released_host,
     small_a40_host,
     small_divided_host,
+    two_card_host,
     two_l40s_host,
 )
 
@@ -310,6 +312,20 @@ HOST_SCENARIOS = (
         "\nbind 05:00.0 --reset-method flr --no-d3cold",
         case="pinned",
         journals={"bind-pinned": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "bind 01:00.0 --release --dry-run\nbind 01:00.0 --release\nunbind 01:00.0",
+        released_host,
+        case="release",
+        journals={"bind-release": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "check console 02:00.0\nbind 02:00.0 --release --dry-run\nbind 02:00.0 --release",
+        two_card_host,
+        case="release-second",
+        journals={"bind-release-second": "bind"},
     ),
     Scenario(
         "bind",

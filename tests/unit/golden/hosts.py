@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.fakes import desktop
+from tests.fakes.live_desktop import LiveDesktop
 from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, xe_host
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 MBOCHS = f"--parent mbochs --type mbochs-small {UUID}"
 SYSTEMD = {
@@ -50,3 +53,13 @@ def small_divided_host(directory: Path) -> FakeKernel:
 def arc_host(directory: Path) -> FakeKernel:
     """An Arc Pro GPU on xe of Linux 7.0."""
     return xe_host(directory, total_vfs=4, tells_vram=True)
+
+
+def released_host(directory: Path) -> FakeKernel:
+    """GNOME on the only card, an NVIDIA one."""
+    return LiveDesktop(desktop.nvidia(directory)).kernel
+
+
+def two_card_host(directory: Path) -> FakeKernel:
+    """Plasma on two cards."""
+    return LiveDesktop(desktop.kde(directory, cards=2)).kernel

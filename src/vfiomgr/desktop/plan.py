@@ -1,0 +1,394 @@
+"""How the desktop releases cards, and what restores it: parts of the plans to bind and unbind.
+
+Only what is known to release a card by itself, and to come back, is stopped. All other users of a
+card stay in the facts, so that the safety checks of `bind` refuse it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.desktop.card import (
+    SOUND,
+    DesktopCard,
+    has_screen_driver,
+    is_display,
+    is_of_manager,
+    running_manager,
+)
+from vfiomgr.desktop.steps import (
+    AnnounceCard,
+    AwaitClosed,
+    EndSession,
+    RecordRelease,
+    SetConsole,
+    SetModules,
+    SetUnit,
+)
+from vfiomgr.diagnostic import READ_IT, blocker
+from vfiomgr.engine.plan import distinct
+from vfiomgr.users import desktop as programs
+from vfiomgr.users.desktop import UserSession
+from vfiomgr.users.released import ReleasedCard, ServiceUnit
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.users.desktop import DesktopFacts, DesktopProcess
+    from vfiomgr.users.model import DeviceUser
+
+LOCK = "desktop"
+_NVIDIA, _NVIDIA_DRM = "nvidia", "nvidia_drm"
+_SHARED = frozenset({"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm"})
+"""Nodes of all of NVIDIA's GPUs: programs on another GPU keep them open, too."""
+_CLOSING = (*programs.KWIN, *programs.WLROOTS)
+"""Compositors that close a card, unless it is their primary one, when its removal is announced
+(drm_backend.cpp of KWin; backend/session/session.c of wlroots)."""
+
+
+class Release(Value):
+    """How one card is released."""
+
+    card: DesktopCard
+    users: frozenset[int] = frozenset()
+    """The processes that release it."""
+    units: tuple[ServiceUnit, ...] = ()
+    """Units that are stopped, in order, and started again."""
+    ended: tuple[ServiceUnit, ...] = ()
+    """Units of users that are stopped with their sessions, and not started again."""
+    sessions: tuple[UserSession, ...] = ()
+    is_announced: bool = False
+    """Whether its removal is announced to a compositor, which then closes it and goes on."""
+    modules: tuple[str, ...] = ()
+    """Modules to unload, in the order in which they are loaded."""
+    has_console: bool = False
+
+    @property
+    def needs_users_to_go(self) -> bool:
+        """Whether something is stopped or ended."""
+        return bool(self.units or self.ended or self.sessions or self.is_announced)
+
+
+def cards_of(host: HostSnapshot, functions: Iterable[PciDevice]) -> list[DesktopCard]:
+    """The displays among functions that are on host drivers or without a driver."""
+    return [DesktopCard(host, d) for d in functions if is_display(d) and not d.is_on_vfio]
+
+
+def release_of(card: DesktopCard, *, end_sessions: bool) -> Release:
+    """How a card is released."""
+    desktop = card.desktop
+    assert desktop is not None  # noqa: S101 - unknown facts are refused before
+    found = _services(card)
+    release = Release(
+        card,
+        frozenset(user.pid for user, _ in found),
+        distinct(unit for _, unit in found),
+        has_console=card.has_text_console(desktop),
+        modules=_modules(card, desktop),
+    )
+    sessions = list(card.sessions(desktop))
+    if sessions and not end_sessions and _can_be_closed(card, desktop):
+        closing = {user.pid for user in card.users if user.command in _CLOSING}
+        keeping = {user.pid for user in card.users if _is_keeper(user)}
+        release = _with_users(release, closing | keeping)
+        release = replace(release, is_announced=bool(closing | keeping))
+    elif sessions or _is_served(card, desktop):
+        release = _with_sessions(release, desktop, sessions)
+    return _with_audio(release, desktop)
+
+
+def _services(card: DesktopCard) -> list[tuple[DeviceUser, ServiceUnit]]:
+    """The users that are services of the system known to be restartable, with their units."""
+    found = []
+    for user in card.users:
+        unit = programs.NVIDIA_SERVICES.get(user.command)
+        if user.monitor == "services":
+            unit = user.unit
+        if unit:
+            found.append((user, ServiceUnit(unit)))
+    return found
+
+
+def _with_users(release: Release, pids: Iterable[int]) -> Release:
+    return replace(release, users=release.users.union(pids))
+
+
+def _is_keeper(user: DeviceUser) -> bool:
+    """Whether systemd keeps a card open for a session, until that ends."""
+    return user.pid == 1 or user.unit == "systemd-logind.service"
+
+
+def _is_served(card: DesktopCard, desktop: DesktopFacts) -> bool:
+    """Whether the display manager has the card open without a session, or would open it."""
+    manager = running_manager(desktop)
+    is_open = any(is_of_manager(user, desktop) for user in card.users)
+    return manager is not None and (is_open or card.shows_greeter(desktop))
+
+
+def _can_be_closed(card: DesktopCard, desktop: DesktopFacts) -> bool:
+    """Whether all that has the display open are compositors that close a secondary card."""
+    if card.device.is_boot_display or not _has_other_screen(card):
+        return False
+    return not any(is_of_manager(user, desktop) for user in card.users) and all(
+        user.command in _CLOSING or _is_keeper(user)
+        for user in card.users
+        if not user.node.startswith(SOUND) and user.command not in programs.NVIDIA_SERVICES
+    )
+
+
+def _with_sessions(
+    release: Release,
+    desktop: DesktopFacts,
+    sessions: Sequence[tuple[UserSession, tuple[DesktopProcess, ...]]],
+) -> Release:
+    """Also the display manager, which would start a greeter, and the sessions themselves."""
+    units: list[ServiceUnit] = []
+    manager = running_manager(desktop)
+    if manager is not None:
+        units.append(ServiceUnit(manager[0]))
+    ended: list[ServiceUnit] = []
+    pids: set[int] = set()
+    for session, own in sessions:
+        if session.service in ("login", "") and session.vt:
+            units.append(ServiceUnit(f"getty@tty{session.vt}.service"))
+        for process in own:
+            is_program = process.command in programs.COMPOSITORS
+            if process.session is None and is_program and process.unit:
+                ended.append(ServiceUnit(process.unit, process.uid))
+            if process.session is not None or is_program or not _stays(desktop, session):
+                pids.add(process.pid)
+    pids.update(u.pid for u in release.card.users if is_of_manager(u, desktop))
+    pids.update(u.pid for u in release.card.users if _is_keeper(u) and sessions)
+    return replace(
+        _with_users(release, pids),
+        units=distinct((*units, *release.units)),
+        ended=distinct(ended),
+        sessions=tuple(session for session, _ in sessions),
+    )
+
+
+def _stays(desktop: DesktopFacts, session: UserSession) -> bool:
+    """Whether the services of a user go on after the session: they linger, or have another one."""
+    others = (one for one in desktop.sessions if one.uid == session.uid and one != session)
+    own = (session.user, str(session.uid))
+    return any(name in own for name in desktop.lingering) or any(
+        one.state != "closing" and not one.is_graphical for one in others
+    )
+
+
+def _with_audio(release: Release, desktop: DesktopFacts) -> Release:
+    """Also the audio services of users, which keep the driver's unbind waiting."""
+    by_pid = {process.pid: process for process in desktop.processes}
+    units: list[ServiceUnit] = []
+    pids: set[int] = set()
+    for user in release.card.users:
+        process = by_pid.get(user.pid)
+        if not user.node.startswith(SOUND) or process is None or process.uid is None:
+            continue
+        if process.command in programs.AUDIO:
+            pids.add(user.pid)
+            units += _audio_units(desktop, process.uid)
+    return replace(_with_users(release, pids), units=distinct((*release.units, *units)))
+
+
+def _audio_units(desktop: DesktopFacts, uid: int) -> Iterator[ServiceUnit]:
+    """The audio services of a user, after the sockets that would start them again."""
+    services = [
+        process.unit
+        for process in desktop.named(programs.AUDIO)
+        if process.uid == uid and process.unit and process.session is None
+    ]
+    sockets = [unit.replace(".service", ".socket") for unit in services]
+    for name in (*(s for s in sockets if s in desktop.user_sockets), *services):
+        yield ServiceUnit(name, uid)
+
+
+def _has_other_screen(card: DesktopCard) -> bool:
+    """Whether another display can show the console."""
+    return any(map(has_screen_driver, card.other_displays))
+
+
+def _modules(card: DesktopCard, desktop: DesktopFacts) -> tuple[str, ...]:
+    """NVIDIA's modules, if its DRM module keeps the card open and no other card needs them.
+
+    nvidia_drm and nvidia_modeset use a card without an open file, and the unbind of nvidia waits in
+    a loop for them (nv_pci_remove in kernel-open/nvidia/nv-pci.c); unloading a module that is in
+    use fails at once instead.
+    """
+    on_nvidia = [d for d in card.host.devices if d.driver == _NVIDIA]
+    is_only = all(d.address.slot == card.device.address.slot for d in on_nvidia)
+    modules = desktop.nvidia_modules
+    return modules if on_nvidia and is_only and _NVIDIA_DRM in modules else ()
+
+
+# ---- plans
+
+
+def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
+    """Why a card cannot be released at all."""
+    desktop, device = card.desktop, card.device
+    if desktop is None:
+        yield blocker(
+            "release-unknown", device, f"cannot tell what of the desktop uses {device}", READ_IT
+        )
+        return
+    for text in desktop.unread:
+        yield blocker(
+            "release-unknown",
+            device,
+            f"cannot tell what of the desktop uses {device}: {text}",
+            "make it readable, then run the command again as root of the host",
+        )
+    place = desktop.discrete_mux
+    if place is not None and not card.host.is_integrated(device):
+        yield blocker(
+            "release-mux",
+            device,
+            f"the panel of this laptop is wired to {device}, so it would stay black ({place}: 0)",
+            f"echo 1 > {place}, and reboot",
+        )
+
+
+def without_released(host: HostSnapshot, releases: Sequence[Release]) -> HostSnapshot:
+    """The host as it is after the release of cards, for the safety checks of `bind`.
+
+    The console's card counts as free: its console is part of what is released.
+    """
+    pids = {pid for one in releases for pid in one.users}
+    shown = {one.card.device.address for one in releases}
+    stopped = {unit.name for one in releases for unit in one.units}
+    is_persistent = programs.NVIDIA_SERVICES["nvidia-persiste"] not in stopped
+    users = replace(
+        host.users,
+        processes=None
+        if host.users.processes is None
+        else tuple(user for user in host.users.processes if user.pid not in pids),
+        host_uses=None
+        if host.users.host_uses is None
+        else tuple(
+            use
+            for use in host.users.host_uses
+            if is_persistent or use.kind != "persistence-mode" or use.address not in shown
+        ),
+    )
+    devices = tuple(
+        replace(d, is_boot_display=False) if d.address in shown else d for d in host.devices
+    )
+    return replace(host, users=users, devices=devices)
+
+
+def release_steps(release: Release) -> Iterator[Step]:
+    """The steps that make all users of a card go, if there are any."""
+    if not release.needs_users_to_go:
+        return
+    card = release.card
+    yield _recorded(release)
+    nodes = tuple(sorted(node for node in card.nodes if node not in _SHARED))
+    for unit in release.units:
+        if unit.uid is None:
+            yield SetUnit(unit, before=True, after=False)
+    yield from (EndSession(one.id, one.user) for one in release.sessions)
+    for unit in (*release.ended, *(u for u in release.units if u.uid is not None)):
+        yield SetUnit(unit, before=True, after=False)
+    hint = "end it, and run the command again"
+    if release.is_announced:
+        yield AnnounceCard(card.device.identity, "add", "remove")
+        hint = f"end its session: vfiomgr bind --release --end-sessions {card.device.address}"
+    yield AwaitClosed(card.device.identity, nodes, hint)
+
+
+def _recorded(release: Release) -> RecordRelease:
+    """The record of a release: what is started as soon as the card is bound, or when it returns.
+
+    If another display remains, nobody waits for the card.
+    """
+    card = release.card
+    before = record_of(card.host, card.device.address)
+    first = before or ReleasedCard(card.device.identity)
+    remains = _has_other_screen(card)
+    monitoring = tuple(u for u in release.units if u.name in programs.NVIDIA_SERVICES.values())
+    waiting = tuple(u for u in release.units if not remains or u in monitoring)
+    after = replace(
+        first,
+        stopped=distinct((*first.stopped, *waiting)),
+        paused=distinct((*first.paused, *(u for u in release.units if u not in waiting))),
+        had_console=first.had_console or release.has_console,
+        modules=first.modules or release.modules,
+    )
+    return RecordRelease(card.device.identity, before, after)
+
+
+def detaching_steps(release: Release) -> Iterator[Step]:
+    """The steps that take the text console and the modules from a card without other users."""
+    card = release.card
+    if not (release.has_console or release.modules):
+        return
+    step = _recorded(release)
+    if step.before != step.after:
+        yield step
+    if release.has_console:
+        yield SetConsole(card.device.identity, before=True, after=False)
+    if release.modules:
+        on_driver = (d for d in card.host.devices if d.driver == _NVIDIA)
+        functions = tuple(d.identity for d in on_driver)
+        yield SetModules(card.device.identity, release.modules, (), _NVIDIA, functions)
+
+
+def resuming_steps(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Step]:
+    """The steps after a bind: start what was stopped if another display remains."""
+    for device in functions:
+        record = record_of(host, device.address)
+        if record is None:
+            continue
+        left = replace(record, paused=())
+        if record.had_console and _has_other_screen(DesktopCard(host, device)):
+            yield SetConsole(record.device, before=False, after=True, is_tolerant=True)
+            left = replace(left, had_console=False)
+        yield from (SetUnit(u, before=False, after=True) for u in reversed(record.paused))
+        if left != record:
+            yield RecordRelease(record.device, record, left)
+
+
+def returning_steps(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Step]:
+    """The steps after an unbind: restore the screen, then all that was stopped."""
+    for device in functions:
+        record = record_of(host, device.address)
+        if record is None:
+            continue
+        if record.modules:
+            yield SetModules(record.device, (), record.modules, _NVIDIA, (), is_tolerant=True)
+        if record.had_console:
+            yield SetConsole(record.device, before=False, after=True, is_tolerant=True)
+        for unit in reversed((*record.stopped, *record.paused)):
+            yield SetUnit(unit, before=False, after=True, is_tolerant=True)
+        yield RecordRelease(record.device, record, None)
+
+
+def record_of(host: HostSnapshot, address: PciAddress) -> ReleasedCard | None:
+    """The record of a card; that of another device at its address does not count."""
+    device = host.device_named(str(address))
+    for record in host.released:
+        if device is not None and record.device == device.identity:
+            return record
+    return None
+
+
+def notes(release: Release) -> Iterator[str]:
+    """What a person should know before a card is released."""
+    card = release.card
+    for session in release.sessions:
+        kind = ", ".join(filter(None, (session.type, session.seat)))
+        yield f"ends session {session.id} of {session.user} ({kind}); unsaved work is lost"
+    if release.is_announced:
+        yield f"compositors close {card.device.address} and go on; no session ends"
+    if card.device.is_boot_display and not card.other_displays:
+        yield f"this host has no screen until: vfiomgr unbind {card.device.address}"
+        if card.desktop is not None and card.desktop.has_ssh is False:
+            yield "no SSH server is running: start one first, or use the libvirt hook"

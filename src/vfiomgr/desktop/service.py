@@ -1,0 +1,78 @@
+"""Run vfiomgr as a service of systemd, if its terminal belongs to a session that may end.
+
+Whatever ends the service, systemd then runs `vfiomgr recover`, which does nothing after a success
+and brings the screen back after anything else (ExecStopPost= in systemd.service(5)).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import HostError, ProgramFailed
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.persistence.facts import has_systemd
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciAddress
+
+_CGROUP = HostPath("/proc/self/cgroup")
+_USERS = "/user.slice/"
+_STOP_SECONDS = 300
+"""Seconds for `vfiomgr recover`; drivers of GPUs may need many."""
+
+
+def is_in_session(tree: HostTree) -> bool:
+    """Whether this process is in a user's session, or among the services of one."""
+    return _USERS in (tree.read_text(_CGROUP) or "")
+
+
+class DetachedRun:
+    """The present command, once more, in a service."""
+
+    def __init__(self, tree: HostTree, address: PciAddress, program: str) -> None:
+        """`program` is the command vfiomgr; `address` gives the service its name.
+
+        Raises:
+            HostError: systemd does not run this host.
+
+        """
+        if not has_systemd(tree):
+            message = "cannot release a display from a session: systemd does not run this host"
+            raise HostError(message, "run the command from a text console that is in no session")
+        self.unit = f"vfiomgr-release-{str(address).replace(':', '-').replace('.', '-')}"
+        self.log = RUNTIME / f"{self.unit}.log"
+        self._tree = tree
+        self._program = program.split()
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts the service and waits for its end."""
+        recover = " ".join((*self._program, "--yes", "recover"))
+        return [
+            *("systemd-run", "--quiet", "--collect", "--wait", f"--unit={self.unit}"),
+            "--description=Release a display for a guest",
+            f"--property=ExecStopPost={recover}",
+            f"--property=TimeoutStopSec={_STOP_SECONDS}",
+            f"--property=StandardOutput=truncate:{self.log}",
+            *("--", *self._program, *sys.argv[1:], "--yes"),
+        ]
+
+    def run(self) -> tuple[int, str]:
+        """Run it; returns its exit status and output. The terminal may be gone before.
+
+        Raises:
+            ProgramFailed: it cannot be started.
+
+        """
+        self._tree.make_directory(RUNTIME)
+        try:
+            self._tree.call(*self.command, limit=None)
+        except ProgramFailed as error:
+            if error.status is None:
+                raise
+            status = error.status
+        else:
+            status = 0
+        return status, self._tree.read_text(self.log) or ""

@@ -1,0 +1,74 @@
+"""Plans to bind cards that the desktop uses, which releases them first.
+
+The rest is an ordinary bind with all of its safety checks. A plan only contains what can be planned
+on the host as it is: the users of a card go, then its console and modules, then it is bound. What
+follows is planned on the host as it is then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.desktop.plan import (
+    LOCK,
+    cards_of,
+    detaching_steps,
+    notes,
+    refusals,
+    release_of,
+    release_steps,
+    resuming_steps,
+    without_released,
+)
+from vfiomgr.desktop.steps import SetModules
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.engine.plan import LAST, Plan, distinct
+from vfiomgr.passthrough.steps import SaveOriginalState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.passthrough.steps import Bind
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+def plan_released(
+    host: HostSnapshot,
+    request: Bind,
+    functions: Iterable[PciDevice],
+    bind: Callable[[HostSnapshot], Plan],
+) -> Plan:
+    """Release the cards among `functions`, as far as they are used, then `bind` them.
+
+    Raises:
+        Refusal: something that cannot be released uses a card, or a safety check forbids the bind.
+
+    """
+    functions = tuple(functions)
+    cards = cards_of(host, functions)
+    refuse_if_any(one for card in cards for one in refusals(card))
+    releases = [release_of(card, end_sessions=request.end_sessions) for card in cards]
+    bound = bind(without_released(host, releases))
+    going = tuple(step for one in releases for step in release_steps(one))
+    detaching = tuple(step for one in releases for step in detaching_steps(one))
+    if any(isinstance(step, SetModules) for step in detaching):
+        # Without its module a function has no driver, and what it had is recorded before.
+        saving = (step for step in bound.steps if isinstance(step, SaveOriginalState))
+        detaching = (*saving, *detaching)
+    resuming = tuple(resuming_steps(host, functions))
+    if not (going or detaching):
+        groups = bound.parallel_groups and (*bound.parallel_groups, *(LAST for _ in resuming))
+        return replace(bound, steps=(*bound.steps, *resuming), parallel_groups=groups)
+    later = (*(detaching if going else ()), *bound.steps, *resuming)
+    return replace(
+        bound,
+        summary=f"release {', '.join(str(card.device) for card in cards)}; {bound.summary}",
+        steps=going or detaching,
+        parallel_groups=(),
+        locks=(*bound.locks, LOCK),
+        notes=distinct((*(text for one in releases for text in notes(one)), *bound.notes)),
+        deferred=distinct(step.describe() for step in later),
+    )

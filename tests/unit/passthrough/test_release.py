@@ -1,0 +1,426 @@
+"""`vfiomgr bind --release`: the desktop releases a card, and has it again afterwards."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import api
+from tests.fakes import desktop as desktops
+from tests.fakes.faults import PowerCut
+from tests.fakes.live_desktop import LiveDesktop
+from tests.unit.engine.faults import STRIDE
+from vfiomgr.engine.survey import cut_off_runs
+from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
+from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.paths import BOOT_ID
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.users.released import RELEASED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.fakes.desktop import Desktop
+    from vfiomgr.engine.plan import Plan
+
+FIRST, SECOND = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:02:00.0")
+RELEASE = Bind((FIRST,), release=True)
+SECOND_TOO = Bind((SECOND,), release=True)
+
+
+def bind(live: LiveDesktop, request: Bind = RELEASE) -> None:
+    api.apply(request, tree=live.kernel)
+
+
+def unbind(live: LiveDesktop, address: PciAddress = FIRST) -> None:
+    api.apply(Unbind((address,)), tree=live.kernel)
+
+
+def plan(live: LiveDesktop, request: Bind = RELEASE) -> Plan:
+    return api.host_at(live.kernel).plan(request)
+
+
+def driver(live: LiveDesktop, address: PciAddress = FIRST) -> str | None:
+    return live.kernel.driver_of(str(address))
+
+
+def refusal(live: LiveDesktop, request: Bind = RELEASE) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        bind(live, request)
+    assert live.log == []
+    return caught.value
+
+
+def records(live: LiveDesktop) -> list[str]:
+    """Without the temporary file that a death leaves, which the next record replaces."""
+    return [name for name in live.kernel.children(RELEASED) if not name.startswith(".")]
+
+
+def test_gnome_on_the_only_card_goes_and_returns(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    assert driver(live) == "vfio-pci"
+    assert live.log == ["stop gdm.service", "end session 2"]
+    assert records(live) == [f"{FIRST}.json"]
+    unbind(live)
+    assert driver(live) == "amdgpu"
+    assert live.log[2:] == ["start gdm.service"]
+    assert live.has_screen()
+    assert records(live) == []
+
+
+def test_the_plan_says_all_that_will_happen_in_order(tmp_path: Path) -> None:
+    shown = str(plan(LiveDesktop(desktops.gnome(tmp_path))))
+    expected = [
+        "ends session 2 of anna (wayland, seat0); unsaved work is lost",
+        "this host has no screen until: vfiomgr unbind 0000:01:00.0",
+        "stop gdm.service",
+        "systemctl stop gdm.service",
+        "end session 2 of anna",
+        "loginctl terminate-session 2",
+        "wait until no program has it open",
+        "then: 0000:01:00.0: detach the text console from its frame buffer",
+        "then: 0000:01:00.0: amdgpu -> vfio-pci",
+    ]
+    places = [shown.index(text) for text in expected]
+    assert places == sorted(places)
+
+
+def test_plasma_under_sddm_ends_with_its_session(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path))
+    bind(live)
+    assert live.log == ["stop sddm.service", "end session 3"]
+    unbind(live)
+    assert live.log[2:] == ["start sddm.service"]
+
+
+def test_the_compositor_of_a_lingering_user_is_stopped_by_its_unit(tmp_path: Path) -> None:
+    desktop = desktops.kde(tmp_path)
+    desktop.sysfs.put("/var/lib/systemd/linger/anna", "")
+    live = LiveDesktop(desktop)
+    live.lingering.add("1000")
+    bind(live)
+    assert live.log == ["stop sddm.service", "end session 3", "stop plasma-kwin_wayland.service"]
+
+
+def test_another_program_of_a_lingering_user_is_refused_before_anything_ends(
+    tmp_path: Path,
+) -> None:
+    desktop = desktops.kde(tmp_path)
+    desktop.sysfs.put("/var/lib/systemd/linger/anna", "")
+    desktop.of_user(1400, "firefox", "app-firefox.service", "/dev/dri/renderD128")
+    assert "firefox (PID 1400" in refusal(LiveDesktop(desktop)).message
+
+
+def test_sway_of_a_login_keeps_the_login_away_until_the_card_returns(tmp_path: Path) -> None:
+    desktop = desktops.sway(tmp_path)
+    desktop.service(700, "agetty", "getty@tty1.service")
+    live = LiveDesktop(desktop)
+    bind(live)
+    assert live.log == ["stop getty@tty1.service", "end session 1"]
+    unbind(live)
+    assert live.log[2:] == ["start getty@tty1.service"]
+
+
+def test_an_x_server_of_the_display_manager_ends_with_it(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.xfce(tmp_path))
+    bind(live)
+    assert live.log == ["stop lightdm.service", "end session c2"]
+    unbind(live)
+    assert live.log[2:] == ["start lightdm.service"]
+
+
+def test_without_a_desktop_only_the_console_is_detached(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.headless(tmp_path))
+    bind(live)
+    assert (driver(live), live.log, live.has_screen()) == ("vfio-pci", [], False)
+    unbind(live)
+    assert (driver(live), live.has_screen()) == ("amdgpu", True)
+
+
+def test_the_console_is_found_by_its_name(tmp_path: Path) -> None:
+    """On BIOS hosts the frame buffer is vtcon0 once its driver is loaded."""
+    desktop = desktops.headless(tmp_path)
+    for name, of in (("vtcon0", "(M) frame buffer device"), ("vtcon1", "(M) dummy device")):
+        desktop.sysfs.put(f"/sys/class/vtconsole/{name}/name", of)
+        desktop.sysfs.put(f"/sys/class/vtconsole/{name}/bind", str(int(name == "vtcon0")))
+    bind(LiveDesktop(desktop))
+    assert ("/sys/class/vtconsole/vtcon0/bind", "0") in desktop.kernel.writes
+
+
+# ---- a second card
+
+
+def test_kwin_closes_a_second_card_and_its_session_goes_on(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    bind(live, SECOND_TOO)
+    assert driver(live, SECOND) == "vfio-pci"
+    assert live.log == ["remove card1", "remove renderD129"]
+    assert live.is_active("plasma-kwin_wayland.service")
+    unbind(live, SECOND)
+    assert driver(live, SECOND) == "amdgpu"
+
+
+def test_a_compositor_that_keeps_the_card_is_named_with_what_ends_it(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    live.deaf.add("kwin_wayland")
+    with pytest.raises(RolledBack) as caught:
+        bind(live, SECOND_TOO)
+    assert "still in use after 40 seconds by kwin_wayland (PID 1200" in caught.value.message
+    assert "vfiomgr bind --release --end-sessions 0000:02:00.0" in caught.value.hint
+    assert live.log[2:] == ["add card1", "add renderD129"]
+    assert records(live) == []
+    bind(live, Bind((SECOND,), release=True, end_sessions=True))
+    assert driver(live, SECOND) == "vfio-pci"
+
+
+def test_gnome_starts_again_without_the_second_card(tmp_path: Path) -> None:
+    """It closes no card while it runs: its session ends, and the greeter is back at once."""
+    live = LiveDesktop(desktops.gnome(tmp_path, cards=2))
+    bind(live, SECOND_TOO)
+    assert driver(live, SECOND) == "vfio-pci"
+    assert live.log == ["stop gdm.service", "end session 2", "start gdm.service"]
+    assert live.has_screen()
+    unbind(live, SECOND)
+    assert live.log[3:] == []
+
+
+def test_the_console_moves_to_the_display_that_remains(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path, cards=2)
+    live = LiveDesktop(desktop)
+    live.is_on_all_cards = True
+    bind(live)
+    assert driver(live) == "vfio-pci"
+    assert live.has_screen()
+
+
+# ---- services
+
+
+def test_audio_of_a_user_who_stays_is_stopped_and_started(tmp_path: Path) -> None:
+    desktop = desktops.kde(tmp_path, cards=2)
+    for name in ("pipewire", "wireplumber"):
+        desktop.of_user(1300 + len(name), name, f"{name}.service", "/dev/snd/controlC1")
+    desktop.sysfs.put("/usr/lib/systemd/user/pipewire.socket", "[Socket]")
+    live = LiveDesktop(desktop)
+    bind(live, SECOND_TOO)
+    names = ["pipewire.socket", "pipewire.service", "wireplumber.service"]
+    stopped = [text.removeprefix("stop ") for text in live.log if text.startswith("stop")]
+    assert stopped == names[1:]
+    assert [text for text in live.log if text.startswith("start")] == [
+        f"start {name}" for name in reversed(names)
+    ]
+
+
+def test_nvidia_services_and_modules_go_in_their_order_and_return(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.nvidia(tmp_path))
+    bind(live)
+    unloaded = ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia"]
+    assert live.log == [
+        "stop gdm.service",
+        "stop nvidia-persistenced.service",
+        "end session 2",
+        *(f"unload {name}" for name in unloaded),
+    ]
+    assert driver(live) == "vfio-pci"
+    unbind(live)
+    assert driver(live) == "nvidia"
+    assert all(live.kernel.sysfs.exists(f"/sys/module/{name}") for name in unloaded)
+    assert live.log[-2:] == ["start nvidia-persistenced.service", "start gdm.service"]
+
+
+def test_nvidia_modules_stay_if_another_card_needs_them(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.nvidia(tmp_path, cards=2))
+    bind(live, Bind((SECOND,), release=True))
+    assert driver(live, SECOND) == "vfio-pci"
+    assert driver(live) == "nvidia"
+    assert not [text for text in live.log if text.startswith("unload")]
+
+
+# ---- what is refused
+
+
+def test_a_program_outside_the_desktop_is_refused_by_name(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.service(2000, "ollama", "ollama.service", "/dev/dri/renderD128")
+    error = refusal(LiveDesktop(desktop))
+    assert "in use by: ollama (PID 2000, ollama.service)" in error.message
+
+
+def test_sessions_that_cannot_be_read_are_a_reason_to_refuse(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.sysfs.put("/run/systemd/sessions/2", "", 0o200)
+    error = refusal(LiveDesktop(desktop))
+    assert "cannot read /run/systemd/sessions/2" in error.message
+    assert error.hint
+
+
+def test_a_laptop_whose_panel_is_on_the_card_is_refused(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.sysfs.put("/sys/devices/platform/asus-nb-wmi/gpu_mux_mode", "0")
+    error = refusal(LiveDesktop(desktop))
+    assert "wired to 0000:01:00.0" in error.message
+    assert "echo 1 > /sys/devices/platform/asus-nb-wmi/gpu_mux_mode" in error.hint
+
+
+def test_without_release_the_console_is_refused_as_before(tmp_path: Path) -> None:
+    error = refusal(LiveDesktop(desktops.gnome(tmp_path)), Bind((FIRST,)))
+    assert "is the console's display" in error.message
+
+
+def test_a_card_on_vfio_needs_no_release(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    log = list(live.log)
+    bind(live)
+    assert live.log == log
+
+
+# ---- failures and deaths
+
+
+def is_back(live: LiveDesktop, state: dict[str, str]) -> None:
+    """The screen first of all, then the desktop, and no trace of the attempt."""
+    assert live.has_screen()
+    assert live.is_active("gdm.service")
+    assert records(live) == []
+    assert cut_off_runs(live.kernel, live.kernel.read(BOOT_ID)) == []
+    now = live.kernel.state(modules=False)
+    assert {k for k in now.keys() | state.keys() if now.get(k) != state.get(k)} == set()
+
+
+HOSTS: dict[str, Callable[[Path], Desktop]] = {
+    "gnome": desktops.gnome,
+    "nvidia": desktops.nvidia,
+}
+
+
+def failure(live: LiveDesktop) -> Exception | None:
+    try:
+        bind(live)
+    except (VfiomgrError, OSError) as error:
+        return error
+    return None
+
+
+def operations(tmp_path: Path, host: Callable[[Path], Desktop]) -> range:
+    """Every third operation, and all of them with `make lab-faults`."""
+    live = LiveDesktop(host(tmp_path / "complete"))
+    earlier = len(live.kernel.operations)
+    bind(live)
+    return range(1, len(live.kernel.operations) - earlier + 1, STRIDE)
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize("late", [False, True], ids=["rejected", "half-done"])
+def test_a_failure_at_any_operation_brings_the_screen_back(
+    tmp_path: Path, host: Callable[[Path], Desktop], *, late: bool
+) -> None:
+    failed = 0
+    for at in operations(tmp_path, host):
+        live = LiveDesktop(host(tmp_path / str(at)))
+        state = live.kernel.state(modules=False)
+        (live.kernel.fail_after if late else live.kernel.fail)(at=at, errno=errno.EIO)
+        error = failure(live)
+        if error is not None:
+            failed += 1
+            assert not isinstance(error, RollbackIncomplete), (at, error)
+            is_back(live, state)
+    assert failed
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+def test_a_death_at_any_operation_brings_the_screen_back(
+    tmp_path: Path, host: Callable[[Path], Desktop]
+) -> None:
+    """By `recover`, which the service of the command runs whenever the command ends."""
+    for at in operations(tmp_path, host):
+        live = LiveDesktop(host(tmp_path / str(at)))
+        state = live.kernel.state(modules=False)
+        live.kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            bind(live)
+        live.kernel.revive()
+        api.recover(tree=live.kernel)
+        is_back(live, state)
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+def test_after_a_death_at_any_operation_unbind_brings_the_screen_back(
+    tmp_path: Path, host: Callable[[Path], Desktop]
+) -> None:
+    """As the hook does when libvirt releases a guest that never started."""
+    for at in operations(tmp_path, host):
+        live = LiveDesktop(host(tmp_path / str(at)))
+        live.kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            bind(live)
+        live.kernel.revive()
+        unbind(live)
+        api.recover(tree=live.kernel)
+        assert live.has_screen()
+        assert live.is_active("gdm.service")
+        assert driver(live) == ("nvidia" if host is desktops.nvidia else "amdgpu")
+        assert records(live) == []
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+def test_the_same_request_after_a_death_releases_the_card(
+    tmp_path: Path, host: Callable[[Path], Desktop]
+) -> None:
+    for at in operations(tmp_path, host):
+        live = LiveDesktop(host(tmp_path / str(at)))
+        live.kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            bind(live)
+        live.kernel.revive()
+        bind(live)
+        assert driver(live) == "vfio-pci"
+        unbind(live)
+        assert live.has_screen()
+        assert live.is_active("gdm.service")
+        assert records(live) == []
+
+
+def test_a_display_manager_that_does_not_stop_ends_the_attempt(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    live.broken.add("gdm.service")
+    with pytest.raises(RollbackIncomplete, match=r"Job for gdm\.service failed"):
+        bind(live)
+    assert driver(live) == "amdgpu"
+    assert live.has_screen()
+
+
+def test_a_display_manager_that_does_not_start_again_is_told_and_the_card_stays_back(
+    tmp_path: Path,
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    live.broken.add("gdm.service")
+    with pytest.warns(UserWarning, match=r"to try again: systemctl start gdm\.service"):
+        unbind(live)
+    assert driver(live) == "amdgpu"
+    assert live.has_screen()
+
+
+def test_a_record_of_another_device_is_not_restored(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    place = RELEASED / f"{FIRST}.json"
+    text = live.kernel.read_text(place)
+    assert text is not None
+    live.kernel.sysfs.put(place, text.replace('"744c"', '"0000"'))
+    unbind(live)
+    assert live.log[-1] == "end session 2"
+
+
+def test_a_record_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    live.kernel.sysfs.put(RELEASED / f"{FIRST}.json", "{")
+    with pytest.warns(UserWarning, match="systemctl start display-manager"):
+        unbind(live)
+    assert driver(live) == "amdgpu"
