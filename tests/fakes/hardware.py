@@ -16,6 +16,7 @@ from tests.fakes.nvidia.gpus import DRIVER, Gpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tests.fakes.bars import Bars, FakeBar
     from tests.fakes.disks import Disks
     from tests.fakes.drivers import Drivers
     from tests.fakes.functions import Functions, Link
@@ -34,6 +35,7 @@ class Hardware(FaultyTree, ABC):
     nvidia: NvidiaDriver
     intel: IntelVfs
     disks: Disks
+    bars: Bars
     _has_iommu: bool
     _declared: list[Callable[[], None]]
 
@@ -128,6 +130,14 @@ class Hardware(FaultyTree, ABC):
                 self.drivers.set_override(directory, driver_override)
             if driver:
                 self.drivers.attach(driver, address)
+
+        return self._declare(boot)
+
+    def add_bars(self, address: str, *bars: FakeBar) -> Self:
+        """Large BARs of a function, some of which may be resizable."""
+
+        def boot() -> None:
+            self.bars.add(address, bars)
 
         return self._declare(boot)
 

@@ -18,6 +18,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from tests.fakes.attributes import Attributes
+from tests.fakes.bars import Bars
 from tests.fakes.disks import Disks
 from tests.fakes.drivers import Driver, Drivers
 from tests.fakes.faults import Stuck, sleep_while_anybody_cares
@@ -104,6 +105,7 @@ class FakeKernel(Hardware):
         self.sriov = Sriov(self.sysfs, self.functions, self.groups, self.drivers)
         self.attributes = Attributes(self.sysfs, self.functions, self.vfio)
         self.roms = Roms(self.sysfs, self.functions)
+        self.bars = Bars(self.sysfs, self.functions, self.drivers)
         self.drivers.when_bound.append(self.sriov.bound)
         self.drivers.when_leaving.append(self.sriov.leaving)
         self.drivers.when_bound.append(self.mdevs.bound)
@@ -131,6 +133,7 @@ class FakeKernel(Hardware):
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
             "sriov_vf_msix_count": self.sriov.set_vectors,
         }
+        self._reactions.functions |= self.bars.stores()
         self.nvidia.join(self._reactions)
         self.intel = IntelVfs(self.sysfs, self.sriov)
         self.intel.join(self._reactions)

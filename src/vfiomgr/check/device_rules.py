@@ -38,7 +38,7 @@ _OOPS_AT_UNBIND = frozenset({"7550"})
 _OOPS_SOURCE = "https://github.com/CachyOS/linux-cachyos/issues/1023"
 _ARI_SOURCE = "https://github.com/GPUOpen-LibrariesAndSDKs/MxGPU-Virtualization/issues/18"
 _DEVICES = "/sys/bus/pci/devices"
-_SMALL_BAR = 256 << 20
+SMALL_BAR = 256 << 20
 """BAR 0 of a graphics card without Resizable BAR."""
 
 
@@ -169,7 +169,7 @@ def reported_faults(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnosti
             for d in gpus(host)
             if _ids(d) in fault["ids"]
             and d.physical_function is None
-            and (not fault.get("large_bar") or any(bar.size > _SMALL_BAR for bar in d.bars))
+            and (not fault.get("large_bar") or any(bar.size > SMALL_BAR for bar in d.bars))
         ]
         cold = [d for d in devices if fault.get("d3cold") and d.d3cold_allowed]
         command = f"vfiomgr bind {' '.join(str(d.address) for d in cold)} --no-d3cold"
@@ -477,25 +477,30 @@ def address_width(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 def resizable_bar(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report AMD's cards whose BAR 0 the firmware made larger, as guests may not expect it."""
     for device in host.devices:
-        bar = next((one for one in device.bars if not one.index), None)
-        if bar is None or bar.size <= _SMALL_BAR or not device.class_code.startswith(CLASS_VGA):
-            continue
-        if not _is_amd(device) or host.is_integrated(device):
-            continue
-        place = f"{_DEVICES}/{device.address}"
-        fix = "turn Resizable BAR off in the firmware setup, which applies to all cards"
-        if bar.largest is not None:  # of pci_resize_resource: 8 stands for 256 MiB
-            fix += f"; or, while no driver has bound it: echo 8 > {place}/resource0_resize"
-        yield finding(
-            "resizable-bar",
-            "info",
-            f"Resizable BAR is on for {device}",
-            (f"{place}/resource: BAR 0 of {size(bar.size)}",),
-            "with a BAR larger than 256 MiB some guests (macOS, Windows) show nothing, or report "
-            "Code 43",
-            f"if a guest shows nothing: {fix}",
-            subject=device,
-        )
+        yield from large_bar(host, device)
+
+
+def large_bar(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Report a card of AMD whose BAR 0 is larger than without Resizable BAR."""
+    bar = next((one for one in device.bars if not one.index), None)
+    if bar is None or bar.size <= SMALL_BAR or not device.class_code.startswith(CLASS_VGA):
+        return
+    if not _is_amd(device) or host.is_integrated(device):
+        return
+    fix = "turn Resizable BAR off in the firmware setup, which applies to all cards"
+    if bar.sizes is None or SMALL_BAR in bar.sizes:
+        unbound = f"vfiomgr unbind {device.address}; " if device.is_on_vfio else ""
+        fix += f"; or for this card alone: {unbound}vfiomgr bind --bar 0=256M {device.address}"
+    yield finding(
+        "resizable-bar",
+        "info",
+        f"Resizable BAR is on for {device}",
+        (f"{_DEVICES}/{device.address}/resource: BAR 0 of {size(bar.size)}",),
+        "with a BAR larger than 256 MiB some guests (macOS, Windows) show nothing, or report "
+        "Code 43",
+        f"if a guest shows nothing: {fix}",
+        subject=device,
+    )
 
 
 def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:

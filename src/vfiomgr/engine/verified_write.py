@@ -42,7 +42,12 @@ Operation = Literal[
     "reset",
     "bus-reset",
     "d3cold",
+    "bar-size",
 ]
+
+
+_ENOTSUPP = 524
+"""include/linux/errno.h; Python's errno does not have it."""
 
 
 @functools.cache
@@ -52,7 +57,7 @@ def _causes() -> dict[tuple[str, int], tuple[str, str]]:
 
     text = files(__package__).joinpath("write_errors.toml").read_text(encoding="utf-8")
     return {
-        (operation, getattr(errno, name)): (cause, remedy)
+        (operation, _ENOTSUPP if name == "ENOTSUPP" else getattr(errno, name)): (cause, remedy)
         for operation, known in parse_toml(text).items()
         for name, (cause, remedy) in known.items()
     }

@@ -22,6 +22,7 @@ from vfiomgr.engine.registry import performs, verifies
 from vfiomgr.engine.verified_write import becomes_true, explained, explaining, require_same_device
 from vfiomgr.errors import DeviceDamaged, HostError, WriteFailed
 from vfiomgr.host import udev
+from vfiomgr.passthrough.bars import set_sizes
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
@@ -263,15 +264,15 @@ def change_driver(tree: HostTree, step: ChangeDriver) -> None:
         _set_override(tree, address, override)
     elif before.driver is not None and is_vfio_driver(before.driver):
         withdraw(tree, device, before.driver)
-    if current != target.driver:
-        if current is not None:
-            _unbind(tree, address)
-        if target.driver is None:
-            pass
-        elif has_override:
-            _probe(tree, address, replace(target, driver_override=override))
-        else:
-            bind_by_id(tree, device, target)
+    if current not in (None, target.driver):
+        _unbind(tree, address)
+    set_sizes(tree, address, target)
+    if target.driver in (None, current):
+        pass
+    elif has_override:
+        _probe(tree, address, replace(target, driver_override=override))
+    else:
+        bind_by_id(tree, device, target)
     _verify_driver(tree, address, target.driver)
     if has_override and override != target.driver_override:
         _set_override(tree, address, target.driver_override)

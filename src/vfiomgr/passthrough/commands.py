@@ -35,6 +35,7 @@ from vfiomgr.passthrough.named import (
     UnbindOptions,
     is_kept,
     moved_functions,
+    resized_bars,
 )
 from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.passthrough.steps import ResetBus
@@ -158,6 +159,7 @@ def bind(
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
       vfiomgr bind 0000:04:00.0 --release --dry-run
       vfiomgr bind 0000:04:00.0 --release --end-sessions
+      vfiomgr bind 04:00.0 --bar 1=16G
       vfiomgr bind 10de:2684            # all devices with these PCI IDs
       vfiomgr bind --match "RTX 4090"
       vfiomgr bind --persist --driverctl --dry-run
@@ -214,7 +216,9 @@ def _tell_undo(session: Session, request: steps.Bind) -> None:
     group = " --with-group" if request.with_group else ""
     forget = " --forget" if request.persist else ""
     note(f"undo with: vfiomgr unbind {names}{group}{forget}")
-    if not (
+    if request.bars:
+        note("until reboot: at boot a BAR has the size of the firmware")
+    elif not (
         request.release or request.persist or is_kept(session, request.addresses)
     ) and keeps_files(session):
         note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
@@ -298,6 +302,7 @@ def _move(
         )
         for one in moved
     ]
+    lines += resized_bars(session, outcome)
     about_files = (s for s in outcome.plan.steps if isinstance(s, ReplaceFile | RebuildInitramfs))
     lines += [step.report() for step in about_files if outcome.is_changed]
     print_outcome(session, outcome, lines, devices=moved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.diagnostic import OVERRIDES, Override
@@ -19,12 +19,15 @@ from vfiomgr.host.owners import find_owner
 from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
+from vfiomgr.pci.bars import BarSize
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
+from vfiomgr.pci.function import present_bars
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver, pci_device
 from vfiomgr.persistence.model import rule_file
 from vfiomgr.persistence.named import program_for_units
+from vfiomgr.units import size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -59,6 +62,16 @@ class BindOptions(Keywords, total=False):
     ]
     reset_method: Annotated[ResetMethod | None, Option("Use only this reset method until unbind.")]
     no_d3cold: Annotated[bool, Option("Forbid D3cold until unbind.")]
+    bars: Annotated[
+        Iterable[str],
+        Option(
+            "Resize a BAR until unbind; repeatable.",
+            metavar="N=SIZE",
+            flags=("--bar",),
+            complete="snapshot.completion:complete_bar",
+            parse=BarSize.parse,
+        ),
+    ]
     persist: Annotated[bool, Option("Bind again at each boot and hot-plug.")]
     at_boot: Annotated[bool, Option("Like --persist, but only from the next boot on.")]
     release: Annotated[bool, Option("First have the desktop release displays; unbind undoes it.")]
@@ -96,6 +109,7 @@ class Bind:
         """
         fields = fields_of(BindOptions, self.options)
         _refuse_contradictions(fields)
+        _check_bars(fields)
         if fields.get("at_boot"):
             for option in ("reset_method", "no_d3cold"):
                 if fields.get(option):
@@ -226,6 +240,15 @@ def moved_functions(host: HostSource, outcome: Outcome) -> tuple[FunctionState, 
     return tuple(function_state(host, device.address) for device in moved)
 
 
+def resized_bars(host: HostSource, outcome: Outcome) -> Iterator[str]:
+    """The present size of each BAR that an outcome resized, as text."""
+    for step in outcome.plan.steps:
+        if isinstance(step, ChangeDriver) and step.resized:
+            address, resized = step.device.address, {bar.index for bar in step.resized}
+            bars = (bar for bar in present_bars(host.tree, address) if bar.index in resized)
+            yield from (f"BAR {bar.index} of {address} has {size(bar.size)}" for bar in bars)
+
+
 def is_kept(host: HostSource, addresses: Iterable[PciAddress]) -> bool:
     """Whether all of these functions are bound again at each boot."""
     return all(host.tree.exists(rule_file(address)) for address in addresses)
@@ -241,6 +264,19 @@ def _addresses(host: HostSource, devices: tuple[str | PciAddress, ...]) -> tuple
         message = "no device given"
         raise UsageError(message, "list all devices: vfiomgr list --all")
     return host.addresses(devices)
+
+
+def _check_bars(fields: Mapping[str, Any]) -> None:
+    """Refuse two sizes for a BAR, and sizes with rules that do not set them."""
+    indexes = [bar.index for bar in fields.get("bars", ())]
+    twice = next((index for index in indexes if indexes.count(index) > 1), None)
+    if twice is not None:
+        message = f"two sizes for BAR {twice}"
+        raise UsageError(message, f"pass --bar {twice}=SIZE once")
+    for option in ("at_boot", "persist"):
+        if indexes and fields.get(option):
+            why = "at boot a BAR has the size of the firmware, and no udev rule resizes it"
+            forbid_together(f"--{option.replace('_', '-')}", "--bar", why)
 
 
 def _refuse_contradictions(fields: Mapping[str, object]) -> None:

@@ -13,7 +13,8 @@ from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.passthrough import guards, reset
+from vfiomgr.passthrough import bars, guards, reset
+from vfiomgr.passthrough.bars import wanted_of
 from vfiomgr.passthrough.isolation import why_together
 from vfiomgr.passthrough.release import plan_released
 from vfiomgr.passthrough.steps import (
@@ -83,7 +84,7 @@ def reasons_to_refuse(
     later = [one for one in found if one not in ending]
     if request.at_boot:
         return later
-    is_pinned = request.reset_method is not None or request.no_d3cold
+    is_pinned = request.reset_method is not None or request.no_d3cold or bool(request.bars)
     if is_pinned or any(one.override not in request.allow for one in later):
         return found
     is_in_place = all(host.files.binding(device.address) is not None for device in targets)
@@ -150,6 +151,7 @@ def plan_bind(
         *_taking(host, named, moving, request),
         *guards.foreign_members(host, targets, request, going),
         *reset.diagnostics(host, named, request),
+        *bars.diagnostics(host, named, request),
         *(_against_rules(host, targets) if request.persist else ()),
     ]
     refuse_if_any(reasons_to_refuse(host, request, targets, found), request.allow)
@@ -422,7 +424,7 @@ def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ..
 
 
 def _take(host: HostSnapshot, device: PciDevice, driver: str, request: Bind) -> Iterable[Step]:
-    before = reset.state_of(device)
+    before = reset.state_of(device, wanted_of(device, request))
     if host.origin(device) is None or _is_elsewhere(host, device):
         first = before
         if device.driver and device.driver_override not in (None, device.driver):
@@ -451,8 +453,8 @@ def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
-    before = reset.state_of(device)
     origin = host.origin(device)
+    before = reset.state_of(device, () if origin is None else origin.state.bars)
     if origin is None:
         yield ReleaseDriver(device.identity, before)
         return

@@ -12,6 +12,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
+from vfiomgr.passthrough.bars import wanted_of
 from vfiomgr.passthrough.steps import (
     BusFunction,
     ChangeDriver,
@@ -21,12 +22,13 @@ from vfiomgr.passthrough.steps import (
     ResetFunction,
     SetResetMethod,
 )
+from vfiomgr.pci.bars import BarSize
 from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
 from vfiomgr.pci.drivers import DriverState, handles_resets
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
@@ -391,19 +393,26 @@ def _lost_notes(device: PciDevice) -> Iterator[str]:
         )
 
 
-def state_of(device: PciDevice) -> DriverState:
-    """The driver state of a function, with its reset and power settings."""
+def state_of(device: PciDevice, bars: Iterable[BarSize] = ()) -> DriverState:
+    """The driver state of a function, with its reset and power settings.
+
+    Also with the present sizes of the same BARs as `bars`.
+    """
+    indexes = {bar.index for bar in bars}
     return DriverState(
         device.driver,
         device.driver_override,
         device.power_control,
         " ".join(device.reset_method) or None,
         device.d3cold_allowed,
+        tuple(BarSize(bar.index, bar.size) for bar in device.bars if bar.index in indexes),
     )
 
 
 def pinned(state: DriverState, device: PciDevice, request: Bind) -> DriverState:
-    """Add the requested pins: the reset method of named functions, D3cold of all."""
+    """Add the requested pins: reset method and BARs of named functions, D3cold of all."""
+    if wanted := wanted_of(device, request):
+        state = replace(state, bars=wanted)
     if request.reset_method is not None and device.address in request.addresses:
         state = replace(state, reset_method=request.reset_method)
     if request.no_d3cold and device.d3cold_allowed is not None:
@@ -413,7 +422,7 @@ def pinned(state: DriverState, device: PciDevice, request: Bind) -> DriverState:
 
 def repin(device: PciDevice, request: Bind) -> ChangeDriver | None:
     """Pin a function that stays on its driver; None if nothing changes."""
-    now = state_of(device)
+    now = state_of(device, wanted_of(device, request))
     target = pinned(now, device, request)
     return None if target == now else ChangeDriver(device.identity, now, target)
 

@@ -20,6 +20,7 @@ from vfiomgr.engine.plan import (
 from vfiomgr.engine.registry import reports_undo
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
+from vfiomgr.pci.bars import BarSize, short_size
 from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device, vfio_group_node_text
@@ -48,6 +49,8 @@ class Bind(Request, Value):
     """Use only this reset method for the named functions until unbind."""
     no_d3cold: bool = False
     """Forbid D3cold until unbind."""
+    bars: tuple[BarSize, ...] = ()
+    """Resize these BARs of the named functions until unbind."""
     persist: bool = False
     """Bind the functions again whenever the kernel finds them."""
     at_boot: bool = False
@@ -232,7 +235,19 @@ class ChangeDriver(_DriverStep, Exchange):
     def describe(self) -> str:
         """Describe the step in one line."""
         pins = "".join(f", {name} {text}" for name, text in _pins(self.before, self.after))
-        return f"{self.device.address}: {self.before} -> {self.after}{pins}"
+        before = {bar.index: f"{short_size(bar.size)} -> " for bar in self.before.bars}
+        sizes = "".join(
+            f", BAR {bar.index} {before.get(bar.index, '')}{short_size(bar.size)}"
+            for bar in self.resized
+        )
+        return f"{self.device.address}: {self.before} -> {self.after}{pins}{sizes}"
+
+    @property
+    def resized(self) -> list[BarSize]:
+        """The BARs whose sizes differ afterwards, those that shrink first."""
+        sizes = {bar.index: bar.size for bar in self.before.bars}
+        resized = [bar for bar in self.after.bars if bar not in self.before.bars]
+        return sorted(resized, key=lambda bar: bar.size - sizes.get(bar.index, bar.size))
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -241,11 +256,12 @@ class ChangeDriver(_DriverStep, Exchange):
         lines = [echo(text, directory / name) for name, text in pins]
         if self.before.driver_override != self.after.driver_override:
             lines.append(echo(self.after.driver_override or "", directory / "driver_override"))
-        if self.before.driver != self.after.driver:
-            if self.before.driver:
-                lines.append(echo(str(self.device.address), directory / "driver/unbind"))
-            if self.after.driver:
-                lines.append(echo(str(self.device.address), probe_file(self.after)))
+        is_moved = self.before.driver != self.after.driver
+        if is_moved and self.before.driver:
+            lines.append(echo(str(self.device.address), directory / "driver/unbind"))
+        lines += [echo(b.encoded, directory / f"resource{b.index}_resize") for b in self.resized]
+        if is_moved and self.after.driver:
+            lines.append(echo(str(self.device.address), probe_file(self.after)))
         if self.after.power_control:
             lines.append(echo(self.after.power_control, directory / "power/control"))
         return tuple(lines)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vfiomgr.documents.jsonable import API_VERSION, to_jsonable, wrong_version
+from vfiomgr.documents.jsonable import API_VERSION, from_jsonable, to_jsonable, wrong_version
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import MODULE_DIRECTORIES, STATE, HostPath
+from vfiomgr.pci.bars import BarSize
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -189,6 +190,8 @@ class DriverState(Value):
     reset_method: str | None = None
     """Methods in the order in which the kernel tries them, e.g. `flr bus`."""
     d3cold_allowed: bool | None = None
+    bars: tuple[BarSize, ...] = ()
+    """Sizes of resizable BARs; one that is not listed may have any size."""
 
     def is_met_by(self, other: DriverState) -> bool:
         """Whether `other` matches this state in everything that this one specifies."""
@@ -198,6 +201,7 @@ class DriverState(Value):
             (self.d3cold_allowed, other.d3cold_allowed),
         )
         same = (self.driver, self.driver_override) == (other.driver, other.driver_override)
+        same = same and set(self.bars) <= set(other.bars)
         return same and all(mine is None or mine == theirs for mine, theirs in pairs)
 
     def __str__(self) -> str:
@@ -308,17 +312,14 @@ def _parse(text: str) -> OriginalState:
     document = parse_json(text)
     if document["api_version"] != API_VERSION:
         raise ValueError(wrong_version(document["api_version"]))
-    device, state = document["device"], document["state"]
+    device = document["device"]
     texts = (*device.values(), document["driver_module"], document["boot_id"])
-    if not all(isinstance(text, str | None) for text in texts) or not all(
-        isinstance(value, bool if key == "d3cold_allowed" else str) or value is None
-        for key, value in state.items()
-    ):
+    if not all(isinstance(text, str | None) for text in texts):
         message = "a value has another type"
         raise TypeError(message)
     return OriginalState(
         device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),
-        state=DriverState(**state),
+        state=from_jsonable(DriverState, document["state"]),
         driver_module=document["driver_module"],
         boot_id=document["boot_id"],
     )

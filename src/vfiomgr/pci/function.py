@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION, partition_nodes
-from vfiomgr.pci.model import Bar, DeviceSecurity, PciAddress, is_address
+from vfiomgr.pci.model import Bar, DeviceSecurity, PciAddress, is_address, pci_device
+from vfiomgr.units import MIB
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -297,9 +298,16 @@ def bars_of(function: Function, lines: list[str], *, is_asleep: bool) -> Iterato
                 is_memory=bool(flags & _MEM),
                 is_64bit=bool(flags & _MEM_64),
                 is_prefetchable=bool(flags & _PREFETCH),
-                largest=None if is_asleep else _largest(function, index),
+                sizes=_sizes(function, index, is_asleep=is_asleep),
                 is_unassigned=bool(flags & _UNSET),
             )
+
+
+def present_bars(tree: HostTree, address: PciAddress) -> tuple[Bar, ...]:
+    """The BARs that a function has now, without the sizes that they may have."""
+    function = Function(tree, pci_device(address))
+    lines = (function.read("resource") or "").splitlines()
+    return tuple(bars_of(function, lines, is_asleep=True))
 
 
 def unassigned_vf_bars(lines: list[str]) -> Iterator[int]:
@@ -315,16 +323,19 @@ def unassigned_vf_bars(lines: list[str]) -> Iterator[int]:
                 yield index
 
 
-def _largest(function: Function, index: int) -> int | None:
-    """The largest of the sizes that a BAR can have: bit n is 2^n MiB; reading wakes the function.
+def _sizes(function: Function, index: int, *, is_asleep: bool) -> tuple[int, ...] | None:
+    """The sizes that a BAR can have: bit n is 2^n MiB; reading wakes the function.
 
     See sysfs-bus-pci in Documentation/ABI/testing, as of Linux 6.1.
     """
-    sizes = hexadecimal(function.read(f"resource{index}_resize"))
-    if sizes is None or not _HEXADECIMAL.fullmatch(sizes):
+    name = f"resource{index}_resize"
+    if name not in function.entries:
+        return ()
+    text = None if is_asleep else hexadecimal(function.read(name))
+    if text is None or not _HEXADECIMAL.fullmatch(text):
         return None
-    bits = int(sizes, 16).bit_length()
-    return 1 << (bits + 19) if bits else None
+    bits = int(text, 16)
+    return tuple(MIB << n for n in range(bits.bit_length()) if bits >> n & 1)
 
 
 def override(text: str | None) -> str | None:

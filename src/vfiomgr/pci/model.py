@@ -295,10 +295,16 @@ class Bar(Value):
     is_memory: bool
     is_64bit: bool
     is_prefetchable: bool
-    largest: int | None = None
-    """The largest size that it can be resized to; None if it cannot, or if this is unknown."""
+    sizes: tuple[int, ...] | None = ()
+    """The sizes that it can have, if it is resizable; None if they are unknown, because its
+    function is suspended."""
     is_unassigned: bool = False
     """Whether the kernel found no address for it (IORESOURCE_UNSET)."""
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size that it can be resized to; None if it cannot, or if this is unknown."""
+        return max(self.sizes or (), default=None)
 
 
 class PciDevice(Value):

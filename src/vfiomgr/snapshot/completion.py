@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.cli.options import complete_file, continuing, names_only
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import MACHINE, PCI_DEVICES, HostPath
+from vfiomgr.pci.bars import BarSize
 from vfiomgr.pci.drivers import PLAIN, read_variants
 from vfiomgr.pci.function import identifiers_of
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_BRIDGE, CLASS_DISPLAY, is_address
@@ -227,6 +228,18 @@ def complete_vfio_driver(
     variants = () if session.snapshot is not None else read_variants(session.tree)
     names = (PLAIN, *(variant.driver_name for variant in variants))
     return continuing(context, parameter, incomplete, names_only(names))
+
+
+def complete_bar(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """The sizes of the resizable BARs of the devices that are named, or of all devices."""
+    session = session_of(context)
+    named: tuple[str, ...] = context.params.get("addresses") or ()
+    devices = devices_of(session).devices
+    if named:
+        wanted = set(map(str, session.addresses(named)))
+        devices = tuple(device for device in devices if str(device.address) in wanted)
+    sizes = (str(BarSize(b.index, size)) for d in devices for b in d.bars for size in b.sizes or ())
+    return continuing(context, parameter, incomplete, names_only(dict.fromkeys(sizes)))
 
 
 def complete_owner(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 import pytest
 
+from tests.fakes.bars import FakeBar
 from tests.fakes.vgpu_hosts import a40_host, l40s_host
 from tests.unit.cli.test_hostile_names import HOSTILE, require_harmless
 from tests.unit.cli.test_odd_hosts import twins
@@ -151,6 +152,17 @@ def test_an_address_continues_as_it_was_begun(complete: Complete, kernel: FakeKe
     assert libvirt in complete("bind pci_0000_0")
     assert first not in complete(f"bind {first} 0000:")
     assert complete("bind /sys/bus/pci/dev") == ["file,"]
+
+
+def test_the_sizes_of_bars_are_those_of_the_devices_that_are_typed(
+    complete: Complete, kernel: FakeKernel
+) -> None:
+    kernel.add_bars("0000:05:00.0", FakeBar(1, 256, (256, 16384)))
+    kernel.add_bars("0000:01:00.0", FakeBar(0, 256, (256, 512)))
+    assert complete("bind 05:00.0 --bar 1=") == ["1=256M", "1=16G"]
+    assert complete("bind 0000:01:00.0 --bar ") == ["0=256M", "0=512M"]
+    assert complete("bind 0000:02:00.0 --bar ") == []
+    assert sorted(complete("bind --bar 0")) == ["0=256M", "0=512M"]
 
 
 def test_bash_is_given_what_follows_the_last_break(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import api
+from tests.fakes.bars import FakeBar
 from tests.fakes.desktop import gnome
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import vector_adapter, without_iommu, workstation
@@ -85,6 +86,11 @@ def with_rom(place: Place) -> None:
     """Give a GPU a ROM for a BIOS and for UEFI."""
     image = partial(rom_image, "10de:2684")
     place.kernel.roms.add("0000:02:00.0", image(kind=0, last=0) + image(machine=0x8664))
+
+
+def _has_resizable_bar(place: Place) -> None:
+    """Give the network adapter a BAR of several sizes."""
+    place.kernel.add_bars("0000:05:00.0", FakeBar(1, 256, (256, 1024, 16384)))
 
 
 def refuse_probes(place: Place) -> None:
@@ -326,6 +332,14 @@ HOST_SCENARIOS = (
         two_card_host,
         case="release-second",
         journals={"bind-release-second": "bind"},
+    ),
+    Scenario(
+        "bind",
+        "show 05:00.0\nbind 05:00.0 --bar 1=16G --dry-run\nbind 05:00.0 --bar 1=16G"
+        "\nbind 05:00.0 --bar 1=1G\nunbind 05:00.0",
+        case="resized",
+        prepare=_has_resizable_bar,
+        journals={"bind-resized": "bind"},
     ),
     Scenario(
         "bind",

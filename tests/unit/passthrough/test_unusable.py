@@ -30,7 +30,7 @@ AUDIO = replace(pci_device("0000:04:00.1"), class_code="040300", driver="snd_hda
 HBA = replace(GPU, class_code="010700", driver="mpt3sas", device_id="0087", vendor_id="1000")
 BRIDGE = replace(pci_device("0000:00:01.0"), class_code="060400", header_type=1, driver="pcieport")
 BOOTFB = (f"BOOTFB{IN_ITS_MEMORY}",)
-BAR = Bar(1, 0, 32 << 30, True, True, True, None, True)  # noqa: FBT003 - memory of 64 bits, unset
+BAR = Bar(1, 0, 32 << 30, True, True, True, (), True)  # noqa: FBT003 - memory of 64 bits, unset
 UNITS = {"Intel": "dmar0", "AMD": "ivhd0", "Arm": "smmu3.0x0000000005000000"}
 
 

@@ -24,7 +24,12 @@ GIB = 1 << 30
 
 
 def bar(size: int, **changes: Any) -> Bar:
-    known = {"is_memory": True, "is_64bit": True, "is_prefetchable": True, "largest": None}
+    known: dict[str, Any] = {
+        "is_memory": True,
+        "is_64bit": True,
+        "is_prefetchable": True,
+        "sizes": (),
+    }
     return Bar(index=1, start=1 << 40, size=size, **(known | changes))
 
 
@@ -34,9 +39,9 @@ def bar(size: int, **changes: Any) -> Bar:
         ({"bars": (bar(16 * GIB),)}, "<=16G"),
         ({"bars": (bar(16 * GIB), bar(32 << 20))}, "<=16G"),
         ({"bars": (bar(256 << 20),)}, None),
-        ({"bars": (bar(256 << 20, largest=16 * GIB),)}, None),
-        ({"bars": (bar(8 * GIB, largest=16 * GIB),)}, None),
-        ({"bars": (bar(32 * GIB, largest=32 * GIB),)}, "<=32G"),
+        ({"bars": (bar(256 << 20, sizes=(GIB, 16 * GIB)),)}, None),
+        ({"bars": (bar(8 * GIB, sizes=(GIB, 16 * GIB)),)}, None),
+        ({"bars": (bar(32 * GIB, sizes=(GIB, 32 * GIB)),)}, "<=32G"),
         ({"bars": (bar(16 * GIB, is_prefetchable=False),)}, None),
         ({"bars": (bar(GIB, is_64bit=False),)}, None),
         ({"bars": (bar(GIB, is_memory=False),)}, None),

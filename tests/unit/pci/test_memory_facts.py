@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.host_files import tree_of
+from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.pci.facts import Locked, read_device
 from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
@@ -32,26 +33,29 @@ def device(root: Path, files: str, *, stuck: str | None = None) -> PciDevice:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "largest"),
+    ("text", "sizes", "largest"),
     [
-        ("0000000000003f00", 8 << 30),
-        ("0000000000007f00", 16 << 30),
-        ("0000000000000001", 1 << 20),
-        ("0000000000000000", None),
-        ("none", None),
-        ("", None),
+        ("0000000000003f00", "256M 512M 1G 2G 4G 8G", 8 << 30),
+        ("0000000000004100", "256M 16G", 16 << 30),
+        ("0000000000000001", "1M", 1 << 20),
+        ("0000000000100000", "1T", 1 << 40),
+        ("0000000000000000", "", None),
+        ("none", "sizes unknown while suspended", None),
     ],
 )
-def test_the_largest_size_of_a_bar_is_read(tmp_path: Path, sizes: str, largest: int | None) -> None:
-    (bar,) = device(tmp_path, f"{PLACE}/resource0_resize: {sizes}").bars
-    assert (bar.size, bar.largest) == (16 << 30, largest)
+def test_the_sizes_of_a_bar_are_read(
+    tmp_path: Path, text: str, sizes: str, largest: int | None
+) -> None:
+    (bar,) = device(tmp_path, f"{PLACE}/resource0_resize: {text}").bars
+    assert (bar.size, offered_sizes(bar), bar.largest) == (16 << 30, sizes, largest)
 
 
 def test_a_function_that_sleeps_or_is_stuck_is_not_asked(tmp_path: Path) -> None:
     resize = f"{PLACE}/resource0_resize: 0000000000007f00\n"
     asleep = device(tmp_path / "a", f"{resize}{PLACE}/power/runtime_status: suspended")
-    assert asleep.bars[0].largest is None
-    assert device(tmp_path / "b", resize, stuck="unbind").bars[0].largest is None
+    assert asleep.bars[0].sizes is None
+    assert device(tmp_path / "b", resize, stuck="unbind").bars[0].sizes is None
+    assert device(tmp_path / "d", "").bars[0].sizes == ()
     awake = device(tmp_path / "c", f"{resize}{PLACE}/power/runtime_status: active")
     assert awake.bars[0].largest == 16 << 30
 

@@ -22,6 +22,7 @@ from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HOSTNAME
+from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.snapshot.completion import complete_address
@@ -289,7 +290,8 @@ def _bars(device: PciDevice) -> Iterator[str]:
     for bar in device.bars:
         if bar.is_memory:
             kind = " prefetchable" if bar.is_prefetchable else ""
-            yield f"BAR {bar.index} {_size(bar.size)}{kind}"
+            sizes = "" if bar.sizes == () else f" (resizable: {offered_sizes(bar)})"
+            yield f"BAR {bar.index} {_size(bar.size)}{kind}{sizes}"
 
 
 def _readiness(
