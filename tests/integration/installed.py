@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 
 WHEELS = cache_root() / "wheels"
 """The libraries of the packages."""
-OF_OTHERS = ("dev/", "proc/", "tmp/", "var/cache/man/", "var/lib/dpkg/", "var/log/", "root/.rpmdb")
-"""Where dpkg, rpm and man-db keep what they know."""
+OF_OTHERS = (
+    "dev/",
+    "proc/",
+    "tmp/",
+    "var/cache/ldconfig/",
+    "var/cache/man/",
+    "var/lib/dpkg/",
+    "var/log/",
+    "root/.rpmdb",
+)
+"""Where dpkg, rpm, ldconfig and man-db keep what they know."""
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
@@ -25,6 +34,7 @@ class Built:
     wheel: Path
     deb: Path
     rpm: Path
+    arch: Path
     work: Path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shlex
@@ -20,6 +21,9 @@ from tests.unit.devices import pci_device
 from tests.unit.node.simulation.made import claim, exactly, pods
 from tools.package import rpm, tree
 from tools.package.__main__ import build
+from tools.package.arch import run_makepkg
+from tools.package.tree import HOME
+from tools.package.wheels import libraries_of, own_architecture, unpack
 from vfiomgr import __version__
 from vfiomgr.main.program import cli
 from vfiomgr.persistence.model import PersistedBinding, render_rule
@@ -207,6 +211,80 @@ def test_the_rpm(root: Root, built: Built) -> None:
     assert root.files() == before
 
 
+def pacman(root: Root, place: Path, *command: str) -> str:
+    """What pacman of this machine says, with its records in a directory outside of the root."""
+    (place / "database").mkdir(exist_ok=True)
+    (place / "pacman.conf").write_text("[options]\nArchitecture = auto\nSigLevel = Never\n")
+    options = {
+        "--root": root.place,
+        "--dbpath": place / "database",
+        "--cachedir": place,
+        "--config": place / "pacman.conf",
+        "--logfile": place / "log",
+    }
+    arguments = (str(word) for option in options.items() for word in option)
+    whole = ["pacman", "--noconfirm", "--noprogressbar", *arguments, *command]
+    ran = subprocess.run(whole, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_the_package_for_arch(
+    root: Root, built: Built, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Without the dependencies, since pacman of Debian knows no package of the root.
+
+    The libraries lie where packages of the system have theirs.
+    """
+    python = RELEASES[request.node.callspec.params["root"]].lower().replace(" ", "")
+    site = root.place / "usr/local/lib" / python / "dist-packages"
+    (root.place / "usr/share/doc/other").mkdir(parents=True, exist_ok=True)
+    before = root.files()
+    unpack(libraries_of(WHEELS, own_architecture()), site)
+    pacman(root, tmp_path, "-U", "--nodeps", "--nodeps", str(built.arch))
+    check_installed(root, rpm.COMPLETIONS)
+    assert list((root.place / HOME).rglob("vfiomgr/__pycache__")), "compiled when it is installed"
+    found = root.run(
+        "/usr/lib/vfiomgr/bin/python", "-I", "-c", "print(__import__('click').__file__)"
+    )
+    assert found.startswith(f"/usr/local/lib/{python}")
+    rule = put(root, RULE)
+    said = pacman(root, tmp_path, "-R", "vfiomgr")
+    assert f"rm {RULE}" in said
+    assert rule.exists()
+    shutil.rmtree(root.place / "etc/udev")
+    shutil.rmtree(site)
+    site.mkdir()
+    assert root.files() == before
+
+
+def test_the_pkgbuild_builds_and_checks_the_package_as_any_user(
+    built: Built, tmp_path: Path
+) -> None:
+    """With makepkg's own checks of a PKGBUILD, and the unit tests of `check()`."""
+    run_makepkg(built.arch.parent / "arch", tmp_path, tmp_path / "work", "--check")
+    assert (tmp_path / built.arch.name).exists()
+
+
+def test_what_the_package_for_arch_says(built: Built) -> None:
+    asked = ["bsdtar", "-xOf", str(built.arch), ".PKGINFO"]
+    said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert {"arch = any", "license = Apache-2.0", "depend = python<3.15"} <= set(said)
+    assert "depend = python-ruamel-yaml>=0.18" in said
+    listed = subprocess.run(
+        ["bsdtar", "-tvf", str(built.arch)], check=True, capture_output=True, text=True
+    ).stdout
+    owners = {tuple(line.split()[2:4]) for line in listed.splitlines()}
+    assert owners == {("root", "root")}
+    assert ".so" not in listed, "no module is compiled for one Python or architecture"
+    place = built.arch.parent / "arch"
+    assert {one.name for one in place.iterdir()} == {
+        "PKGBUILD",
+        "vfiomgr.install",
+        f"vfiomgr-{__version__}.tar.gz",
+    }
+
+
 def test_what_the_rpm_says(built: Built) -> None:
     asked = ["rpm", "--query", "--package", str(built.rpm)]
     files = subprocess.run([*asked, "--list"], check=True, capture_output=True, text=True)
@@ -242,6 +320,17 @@ def test_packages_are_reproducible(
         again = build(tmp_path / "dist", tmp_path / "work", WHEELS)
     finally:
         os.umask(before)
-    for one, other in zip((built.wheel, built.deb, built.rpm), again, strict=True):
+    *others, arch = again
+    for one, other in zip((built.wheel, built.deb, built.rpm), others, strict=True):
         assert one.name == other.name
         assert one.read_bytes() == other.read_bytes(), one.name
+    assert _contents(built.arch) == _contents(arch)
+
+
+def _contents(arch: Path) -> list[str]:
+    """The files of a package for Arch, with their hashes; .BUILDINFO names its directory."""
+    command = ["bsdtar", "-xOf", str(arch), ".MTREE"]
+    packed = subprocess.run(command, check=True, capture_output=True).stdout
+    lines = gzip.decompress(packed).decode().splitlines()
+    assert len(lines) > 500
+    return [line for line in lines if not line.startswith("./.BUILDINFO ")]

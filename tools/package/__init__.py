@@ -1,1 +1,1 @@
-"""Builds the packages: a wheel, a .deb and an .rpm."""
+"""Builds the packages: a wheel, a .deb, an .rpm and a package for Arch Linux."""

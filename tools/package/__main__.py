@@ -1,4 +1,4 @@
-"""Builds the wheel, the .deb and the .rpm into dist/, or into the directory that is named."""
+"""Builds the wheel and the packages into dist/, or into the directory that is named."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.package.arch import build_arch
 from tools.package.debian import build_deb
 from tools.package.rpm import build_rpm
 from tools.package.tree import HOME, libraries, make_tree, packaged_units, template
@@ -53,7 +54,7 @@ STAYING = (
 Not entries of container runtimes: containerd does not start without a file that it imports."""
 
 
-def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path]:
+def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path, Path]:
     """Build all packages; `work` is emptied, and has what they are made of.
 
     The libraries stay in the cache.
@@ -85,11 +86,11 @@ def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path]:
     build_deb(tree, values, deb)
     rpm = directory / f"vfiomgr-{__version__}-1.{architecture.machine}.rpm"
     build_rpm(tree, values, rpm)
-    return wheel, deb, rpm
+    return wheel, deb, rpm, build_arch(values, directory, work)
 
 
 def scripts() -> dict[str, str]:
-    """The parts of scripts that both packages have."""
+    """The parts of scripts that all packages have."""
     units = " ".join(reversed(packaged_units()))
     return {
         "before_removal": template("before-removal", units=units),

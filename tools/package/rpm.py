@@ -34,7 +34,7 @@ def build_rpm(tree: Path, values: Mapping[str, object], target: Path) -> None:
     """Build the package of a copy of the tree."""
     root = tree.with_name("rpm")
     shutil.copytree(tree, root / "tree", symlinks=True)
-    _move_completions(root / "tree")
+    move_completions(root / "tree")
     spec = root / "vfiomgr.spec"
     files = list(_files(root / "tree"))
     date = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
@@ -49,7 +49,8 @@ def build_rpm(tree: Path, values: Mapping[str, object], target: Path) -> None:
     shutil.copy(root / "done" / "vfiomgr.rpm", target)
 
 
-def _move_completions(tree: Path) -> None:
+def move_completions(tree: Path) -> None:
+    """Move the completions of a tree to where shells look for them outside of Debian."""
     for shell, path in COMPLETIONS.items():
         source, target = tree / common.COMPLETIONS[shell], tree / path
         if source.exists() and source != target:

@@ -1,4 +1,4 @@
-"""The files of a package as they lie on a host: the same tree for the .deb and the .rpm."""
+"""The files of a package as they lie on a host: the same tree for all packages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def make_tree(tree: Path, wheels: list[Path]) -> None:
     """Make the tree; it is empty before."""
     unpack(wheels, tree / SITE)
     modules = [str(place) for place in sorted((tree / SITE).rglob("*.so"))]
-    subprocess.run(["strip", "--strip-unneeded", *modules], check=True)
+    if modules:
+        subprocess.run(["strip", "--strip-unneeded", *modules], check=True)
     for python in PYTHONS[1:]:
         (tree / HOME / "lib" / f"python{python}").symlink_to(f"python{PYTHONS[0]}")
     interpreter = tree / HOME / "bin" / "python"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from tests.fakes.libvirt_node import node_uri
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, Refusal, UsageError
+from vfiomgr.host import installation
 from vfiomgr.libvirt.client.binding import library
 from vfiomgr.libvirt.client.connection import Connection, MdevState, NodeMdev, connect, parent_name
 from vfiomgr.libvirt.client.errors import Code
@@ -23,7 +25,6 @@ from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -51,11 +52,18 @@ def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
 
 
 @pytest.mark.usefixtures("without_library")
-def test_the_packages_take_libvirt_python_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("beside", "name"), [("/usr/bin", "python3-libvirt"), ("/usr/no-library", "libvirt-python")]
+)
+def test_the_packages_take_libvirt_python_from_the_system(
+    monkeypatch: pytest.MonkeyPatch, beside: str, name: str
+) -> None:
+    """That of Arch Linux, which has no libraries of its own, names the package there."""
     monkeypatch.setattr(sys, "prefix", "/usr/lib/vfiomgr")  # without pip
+    monkeypatch.setattr(installation, "BESIDE", Path(beside))
     with pytest.raises(HostError) as caught, connect("test:///x"):
         pass
-    assert caught.value.hint == "install the system's package python3-libvirt"
+    assert caught.value.hint == f"install the system's package {name}"
 
 
 def test_a_connection_is_closed_also_where_its_use_fails(uri: str) -> None:

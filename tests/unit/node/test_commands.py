@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker
+from vfiomgr.host import installation
 from vfiomgr.node.commands import run as run_module
 from vfiomgr.node.commands import status as status_module
 from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
@@ -78,17 +80,27 @@ def test_wrong_names_are_refused_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("prefix", "remedy"),
+    ("prefix", "beside", "remedy"),
     [
         (
             "/opt/vfiomgr",
+            "/usr/bin",
             "in the source directory of vfiomgr: /opt/vfiomgr/bin/pip install '.[node]'",
         ),
-        ("/usr/lib/vfiomgr", "install the package vfiomgr again: it contains this library"),
+        (
+            "/usr/lib/vfiomgr",
+            "/usr/bin",
+            "install the package vfiomgr again: it contains this library",
+        ),
+        (
+            "/usr/lib/vfiomgr",
+            "/usr/no-library",
+            "install for the system's Python: grpclib, httpx, prometheus-client, protobuf",
+        ),
     ],
 )
 def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_installed(
-    run: Run, monkeypatch: pytest.MonkeyPatch, prefix: str, remedy: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, prefix: str, beside: str, remedy: str
 ) -> None:
     def missing(_name: str) -> None:
         text = "No module named 'grpclib'"
@@ -96,6 +108,7 @@ def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_ins
 
     monkeypatch.setattr(run_module, "import_module", missing)
     monkeypatch.setattr(sys, "prefix", prefix)
+    monkeypatch.setattr(installation, "BESIDE", Path(beside))
     answer = run("node", "run")
     assert answer.status == 2
     assert (

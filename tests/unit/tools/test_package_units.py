@@ -75,7 +75,7 @@ def test_a_removal_asks_what_stays_while_the_agent_runs(
     assert (log.read_text(), told in done.stderr) == (calls, True), done.stderr
 
 
-@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm", "vfiomgr.spec"])
+@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm", "vfiomgr.spec", "vfiomgr.install"])
 def test_no_failure_of_systemctl_ends_a_script(name: str) -> None:
     """It fails in containers, and where the system is going down."""
     text = (CHECKOUT / "packaging" / name).read_text()
@@ -86,7 +86,7 @@ def test_no_failure_of_systemctl_ends_a_script(name: str) -> None:
     assert [line for line in found if "||" not in line] == []
 
 
-@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
+@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm", "vfiomgr.install"])
 def test_scripts_are_those_of_a_plain_shell(name: str) -> None:
     script = template(name, **scripts(), compile="true", clean="true")
     subprocess.run(["/bin/sh", "-n"], input=script, text=True, check=True)
