@@ -19,7 +19,9 @@ from tests.unit.guests.test_cores import COMPLEXES, RYZEN, host_of
 from vfiomgr.libvirt.build.named import request_of
 from vfiomgr.libvirt.build.plan import plan_domain
 from vfiomgr.libvirt.model import PIPEWIRE
+from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.read import read_domain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,3 +72,10 @@ def test_libvirt_defines_a_desktop_and_keeps_all_of_it(embed: Embed, name: str) 
     """Without KVM, which is not on every machine, and without a TPM, which needs swtpm."""
     xml = text_of(name, virt_type="qemu", tpm=None, secure_boot=False)
     assert_kept(etree.fromstring(xml), etree.fromstring(embed.defined(xml)))
+
+
+@pytest.mark.parametrize("name", known())
+def test_the_check_of_a_desktop_finds_nothing(name: str) -> None:
+    domain = read_domain(text_of(name, video="none").encode(), "pc")
+    (report,) = preflight(HOST, [domain])
+    assert [f for f in report.findings if f.severity != "info"] == []

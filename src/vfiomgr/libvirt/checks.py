@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from itertools import chain
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.documents.text import source_of
 from vfiomgr.libvirt.client.binding import DEADLINE
@@ -12,6 +15,8 @@ from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.libvirt.preflight.command_line import with_arguments
+from vfiomgr.libvirt.preflight.desktop import named_files
+from vfiomgr.libvirt.preflight.desktop_files import read_desktop
 from vfiomgr.libvirt.preflight.host_files import read_files
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
@@ -78,6 +83,9 @@ def check_domains(
     seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=named)
     roms = _roms(host, domains)
     files = None if roms is None else read_files(host.tree, roms, [d.name for d in domains])
+    if files is not None and host.tree.is_live:
+        named_nodes = chain.from_iterable(map(named_files, domains))
+        files = replace(files, desktop=read_desktop(host.tree, named_nodes))
     return preflight(seen, domains, hypervisor, roms, files)
 
 

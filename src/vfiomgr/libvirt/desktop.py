@@ -10,6 +10,8 @@ from vfiomgr.value import Value
 
 KVMFR = "/dev/kvmfr0"
 """The node of Looking Glass's kernel module, which lets GPUs of the host read the frames."""
+SHARED = "/dev/shm"  # noqa: S108 - libvirt has it there
+"""Where the files of shared memory are (qemuBuildShmemBackendMemProps)."""
 BY_ID = "/dev/input/by-id/"
 """Names of input devices that a restart does not change."""
 AudioKind = Literal["spice", "pipewire", "pulseaudio", "none"]
@@ -90,3 +92,39 @@ class UsbDevice(Value):
     """Its vendor ID, four hexadecimal digits."""
     product: str
     """Its product ID."""
+
+
+class SharedMemory(Value):
+    """`<shmem>` of a domain: memory that the guest and programs of the host share."""
+
+    line: int
+    name: str
+    model: str
+    size_bytes: int | None
+    """None if it is not written: QEMU then has 4 MiB, or what a server says."""
+
+    @property
+    def path(self) -> str:
+        """The file that QEMU opens or creates."""
+        return f"{SHARED}/{self.name}"
+
+
+class DomainAudio(Value):
+    """`<audio>` of a domain."""
+
+    line: int
+    kind: str
+    directory: str | None = None
+    """The directory with the socket of a sound server, if it is written."""
+
+
+class DomainScreen(Value):
+    """Screen, input and sound of a domain."""
+
+    inputs: tuple[tuple[int, str], ...] = ()
+    """Lines and nodes of `<input type='evdev'>`."""
+    audios: tuple[DomainAudio, ...] = ()
+    videos: tuple[tuple[int, str], ...] = ()
+    """Lines and models of `<video>`."""
+    has_balloon: bool = False
+    """Whether it has a memory balloon, which libvirt adds where none is written."""

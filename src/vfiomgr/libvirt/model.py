@@ -15,6 +15,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
 from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestAddress, NumaCell, QemuProperty
 from vfiomgr.guests.options import qemu_properties
+from vfiomgr.libvirt.desktop import DomainScreen, SharedMemory
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -274,8 +275,8 @@ class Domain(Value):
     """The arguments of `<qemu:commandline>`."""
     has_json_devices: bool = True
     """Whether libvirt may write devices as JSON: no `<qemu:del capability='device.json'>`."""
-    shared_memory: tuple[tuple[int, str], ...] = ()
-    """Lines and names of `<shmem>`."""
+    shared_memory: tuple[SharedMemory, ...] = ()
+    screen: DomainScreen = DomainScreen()
     is_confined: bool = True
     """Whether a security driver confines its QEMU: no `<seclabel type='none'>`."""
     has_iommufd: bool = False

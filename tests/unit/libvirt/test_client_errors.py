@@ -632,6 +632,16 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
         "modprobe vfio-pci",
     ),
     (
+        ReportedError(
+            Code.CONFIG_UNSUPPORTED,
+            "unsupported configuration: spice graphics are not supported with this QEMU",
+            OTHER,
+        ),
+        LibvirtFailed,
+        "this QEMU has no SPICE",
+        "qemu-system-modules-spice",
+    ),
+    (
         ReportedError(Code.SYSTEM_ERROR, "Cannot write data: Broken pipe", ErrorDomain.RPC),
         LibvirtFailed,
         "closed the connection",
@@ -822,6 +832,7 @@ def test_an_error_from_another_part_of_libvirt_is_not_taken_for_it(
 
 TRANSLATED = "what the row above it with libvirt's words is made of, in another language"
 NOT_MADE = {
+    "this QEMU has no SPICE": "11.3.0 of Debian 13 without the module of QEMU",
     "{device} is in use by the running domain {domain} ({driver})": (
         "9.0.0, tests/lab/test_libvirt_attach.py; src/hypervisor/virhostdev.c"
     ),

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.guests.model import GuestAddress
+    from vfiomgr.libvirt.desktop import SharedMemory
     from vfiomgr.libvirt.model import DomainIommu, PciController
+    from vfiomgr.libvirt.preflight.desktop_files import DesktopFiles
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu
@@ -99,6 +101,11 @@ class PreflightContext(Value, dict=True):
     """What the rules use of libvirt's files on the host; None if they cannot be read."""
     blocked_reasons: tuple[str, ...] | None = None
     """Why QEMU of the running domain refuses a migration; None if it was not asked."""
+
+    @property
+    def desktop_files(self) -> DesktopFiles | None:
+        """The files of a desktop guest; None if they are on another host, or were not read."""
+        return None if self.host_files is None else self.host_files.desktop
 
     @cached_property
     def hostdevs(self) -> tuple[DomainHostdev, ...]:
@@ -260,6 +267,10 @@ class PreflightContext(Value, dict=True):
         """The element as evidence: `guest.xml:12: <iommu model='smmuv3'>, pciBus='1'`."""
         bus = "" if iommu.bus is None else f", pciBus='{iommu.bus}'"
         return f"{self.at(iommu.line)}: <iommu model='{iommu.model}'>{bus}"
+
+    def cite_shared(self, memory: SharedMemory) -> str:
+        """The element as evidence: `guest.xml:12: <shmem name='looking-glass'>`."""
+        return f"{self.at(memory.line)}: <shmem name='{memory.name}'>"
 
     def cite_memory(self) -> str:
         """The memory size of the domain, as evidence."""

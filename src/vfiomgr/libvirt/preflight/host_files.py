@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import stat
 from typing import TYPE_CHECKING
@@ -11,7 +10,9 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
-from vfiomgr.host.text import settings_of, text_of
+from vfiomgr.host.text import text_of
+from vfiomgr.libvirt.preflight.apparmor import PROFILES, QEMU_PROFILE, readable
+from vfiomgr.libvirt.preflight.desktop_files import DesktopFiles
 from vfiomgr.messages.known import QEMU, LoggedMessage, clause, find_messages, messages_by_name
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.rom import SAVE_ELSEWHERE
@@ -73,6 +74,8 @@ class LibvirtFiles(Value):
     """A directory for ROM files that AppArmor lets QEMU read; empty if unknown."""
     logged: tuple[tuple[str, LoggedMessage], ...] = ()
     """The known messages of QEMU since the last start of a domain, with its name."""
+    desktop: DesktopFiles | None = None
+    """The files of desktop guests; None of a recording, which has no nodes and other owners."""
 
 
 NO_FILES = LibvirtFiles()
@@ -105,7 +108,7 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
             if is_of_guests and _CALL.search(line) and line[-1] != "&":
                 calls.append(shown)
             removals += [(driver, shown) for driver in _removed(line) if is_of_guests]
-    rules = _readable(tree)
+    rules = readable(tree)
     roms = tuple(roms)
     read = {rom: parse_rom(data) for rom in roms if (data := _rom(tree, HostPath(rom))) is not None}
     denied = [] if rules is None else [rom for rom in roms if not rules.fullmatch(rom)]
@@ -168,82 +171,7 @@ def _scripts(tree: HostTree) -> Iterator[str]:
             yield path
 
 
-_SECURITY = "/sys/kernel/security/apparmor/profiles"
-_DAEMONS = ("libvirtd", "virtqemud")
-_PROFILES = "/etc/apparmor.d"
-_QEMU = "abstractions/libvirt-qemu"
-_INCLUDE = expression(r"^[ \t]*#?include (?:if exists )?<([^>\n]+)>", re.MULTILINE)
-_RULE = expression(
-    r'^[ \t]*(?:(?:audit|allow|owner|file) )*(?:"([/@][^"\n]*)"|([/@][^"\s]*))[ \t]+(\w+)',
-    re.MULTILINE,
-)
-_BACKWARDS = expression(
-    r'^[ \t]*(?:(?:audit|allow|owner|file) )*([rwkmalix]+)[ \t]+"?([/@][^"\n,]*)', re.MULTILINE
-)
-"""A rule with the permissions first."""
-_PART = expression(r"\*\*|\*|\?|@\{\w+\}|\[[^]]*\]|[{},]|.")
-_PATTERNS = {"**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
 _FREE = "/usr/share/vgabios"
-
-
-def _readable(tree: HostTree) -> re.Pattern[str] | None:
-    """The paths that QEMU of any domain may read (apparmor.d(5)); None without that confinement.
-
-    libvirt chooses AppArmor if its own profile is enforced (AppArmorSecurityManagerProbe), and
-    virt-aa-helper adds the disks of a domain to its profile, but no ROM. A rule that is not
-    understood allows more than it should.
-    """
-    confined = (line.split() for line in (text_of(tree, _SECURITY) or "").splitlines())
-    is_enforced = any(
-        words[0].rpartition("/")[2] in _DAEMONS and words[-1] == "(enforce)"
-        for words in confined
-        if words
-    )
-    settings = list(settings_of(tree, "/etc/libvirt/qemu.conf"))
-    is_other = any(
-        (line.startswith("security_driver") and "apparmor" not in line)
-        or line.replace(" ", "") == "security_default_confined=0"
-        for line in settings
-    )
-    texts = list(_included(tree, (_QEMU, _TEMPLATE)))
-    text = "\n".join(texts)
-    if not is_enforced or is_other or not texts[0] or len(texts) >= _MOST_INCLUDED:
-        return None
-    globs = [quoted or path for quoted, path, may in _RULE.findall(text) if "r" in may]
-    globs += [path for may, path in _BACKWARDS.findall(text) if "r" in may]
-    try:
-        return re.compile("|".join(map(_pattern, globs)))
-    except re.error:  # a glob that AppArmor would not accept either
-        return None
-
-
-_TEMPLATE = "libvirt/TEMPLATE.qemu"
-_MOST_INCLUDED = 200
-
-
-def _included(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
-    """The texts of files below apparmor.d, or of those in a directory, with what they include."""
-    waiting, seen = list(names), set[str]()
-    while waiting and len(seen) < _MOST_INCLUDED:
-        name = waiting.pop(0)
-        if name in seen:
-            continue
-        seen.add(name)
-        inside = tree.children(HostPath(f"{_PROFILES}/{name}"))
-        text = "" if inside else text_of(tree, f"{_PROFILES}/{name}") or ""
-        yield text
-        waiting += [*(f"{name}/{one}" for one in inside), *_INCLUDE.findall(text)]
-
-
-def _pattern(glob: str) -> str:
-    def part(found: re.Match[str]) -> str:
-        text = found[0]
-        if text[0] in "@[":
-            return ".*"
-        return _PATTERNS.get(text) or re.escape(text)
-
-    is_balanced = glob.count("{") == glob.count("}")
-    return _PART.sub(part, glob) if is_balanced else ".*"
 
 
 def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -260,12 +188,12 @@ def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
             f"AppArmor does not let QEMU read the ROM of {hostdev.name}: {path}",
             (
                 context.cite(hostdev, f"<rom file='{path}'>"),
-                f"{_PROFILES}/{_QEMU}: no rule for this path, with what it includes",
+                f"{PROFILES}/{QEMU_PROFILE}: no rule for this path, with what it includes",
             ),
             "libvirt adds the disks of a domain to its profile, but no ROM: QEMU exits with "
             '"failed to find romfile"',
-            f"{move}add the line `{path} r,` to {_PROFILES}/local/{_QEMU} if {_QEMU} includes it, "
-            f"otherwise to {_PROFILES}/{_QEMU}",
+            f"{move}add the line `{path} r,` to {PROFILES}/local/{QEMU_PROFILE} if {QEMU_PROFILE} "
+            f"includes it, otherwise to {PROFILES}/{QEMU_PROFILE}",
             subject=hostdev.name,
         )
 

@@ -19,6 +19,7 @@ from vfiomgr.libvirt.build.plan import controllers_of
 from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
 from vfiomgr.libvirt.preflight import (
     command_line,
+    desktop,
     drivers,
     features,
     host_files,
@@ -202,6 +203,17 @@ RULES: RuleSet[PreflightContext] = register(
             rule(settings.rom_file, "rom-relative", "rom-missing"),
             rule(settings.option_rom, "option-rom"),
             rule(settings.nvlink, "fabric-divided", "fabric-partition"),
+            rule(
+                desktop.shared_memory,
+                "shared-memory-stale",
+                "shared-memory-denied",
+                "shared-memory-missing",
+            ),
+            rule(desktop.kvmfr, "kvmfr-missing", "kvmfr-too-small", "kvmfr-acl", "kvmfr-apparmor"),
+            rule(desktop.inputs, "input-missing", "input-by-number"),
+            rule(desktop.audio, "audio-pipewire", "audio-user"),
+            rule(desktop.balloon, "looking-glass-balloon"),
+            rule(desktop.emulated_screen, "emulated-screen"),
             rule(settings.muxless, "code-43-laptop"),
             rule(settings.code_43, "code-43"),
         ),

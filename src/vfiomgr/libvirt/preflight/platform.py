@@ -388,7 +388,7 @@ def beyond_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     is_placed = context.seen and not domain.whole_iommu and _places_bars_high(context)
     if bits is None or bits <= width or not is_placed:
         return
-    shared = [f"{context.at(line)}: <shmem name='{name}'>" for line, name in domain.shared_memory]
+    shared = [context.cite_shared(memory) for memory in domain.shared_memory]
     shared += [f"-device {text}" for text, values in devices(domain) if _is_shared(values)]
     fails = "QEMU exits for shared memory" if shared else "devices cannot reach each other's memory"
     yield finding(

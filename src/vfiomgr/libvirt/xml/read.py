@@ -21,6 +21,7 @@ from vfiomgr.libvirt.model import (
     DomainLaunch,
     DomainMemory,
 )
+from vfiomgr.libvirt.xml.desktop import read_screen, read_shared
 from vfiomgr.libvirt.xml.elements import (
     attribute_of,
     count_own_mappings,
@@ -136,7 +137,8 @@ def domain_of(root: Element) -> Domain:
         qemu_arguments=(*_command_line(root), *_overrides(root)),
         command_line=tuple(_command_line(root)),
         has_json_devices=not any(map(_deletes_json, root.all("capabilities", QEMU_NAMESPACE))),
-        shared_memory=tuple((one.line, one.get("name")) for one in root.each("devices/shmem")),
+        shared_memory=tuple(map(read_shared, root.each("devices/shmem"))),
+        screen=read_screen(root),
         is_confined=not any(one.get("type") == "none" for one in root.each("seclabel")),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
         iommufd_group=attribute_of(root, "iommufd", "fdgroup"),
