@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.cluster import NODE
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import changes, kept
@@ -201,6 +202,9 @@ async def test_a_claim_waits_for_the_pod_before_its_own_is_placed(
             lambda: made.scheduler.conditions() or any(away in text for text in made.told)
         )
         assert made.scheduler.conditions() == {}
+        await made.scan()
+        assert made.agent.driver is not None
+        assert made.agent.driver._device(NODE, DEVICE) is not None  # it is not withdrawn meanwhile
         with process_of(kernel):
             await made.until(made.scheduler.conditions)
             assert made.scheduler.conditions().keys() == {BOUND}
