@@ -16,8 +16,10 @@ from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.golden.container_cases import NODE
 from tests.unit.golden.hosts import SYSTEMD
 from tests.unit.golden.transcripts import as_installed
+from tests.unit.host_files import put_topology
 from tests.unit.kata.test_config_command import install
 from tests.unit.runtimes import put
+from vfiomgr.pci.memory import HostTopology, NumaNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,16 @@ def kata_node(directory: Path) -> FakeKernel:
     return kernel
 
 
+def desktop(directory: Path) -> FakeKernel:
+    """A workstation with four cores of two threads."""
+    kernel = workstation(directory)
+    cores = tuple((core, core + 4) for core in range(4))
+    every = tuple(range(8))
+    node = NumaNode(0, every, 32 << 30, 28 << 30)
+    put_topology(Path(kernel.root), HostTopology((node,), cores[0], (), None, cores, (every,)))
+    return kernel
+
+
 PCI_IDS = """\
 8086  Intel Corporation
 \t4680  AlderLake-S GT1 [UHD Graphics 770]
@@ -53,7 +65,7 @@ C 03  Display controller
 
 
 HOSTS: dict[str, Callable[[Path], FakeKernel]] = {
-    "desktop": workstation,
+    "desktop": desktop,
     "vgpu-host": a40_host,
     "kata-node": kata_node,
 }
