@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import update_wrapper
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,12 @@ class Session(Options, HostSource):
     def is_live(self) -> bool:
         """Whether the host is the running one, not a recording."""
         return self.snapshot is None and self.tree.is_live
+
+    def command(self, words: str) -> str:
+        """Another command for the same host, with its options as they were typed."""
+        options = {"snapshot": str(self.snapshot), "root": self.root}
+        typed = (f"--{n} {quote(value)}" for n, value in options.items() if n in self._typed)
+        return " ".join(("vfiomgr", *typed, words))
 
     def on_note(self, text: str) -> None:
         """Print a note to stderr."""

@@ -111,6 +111,14 @@ def test_an_unknown_message_is_not_explained(run: Run) -> None:
     )
 
 
+def test_the_command_that_helps_is_for_the_same_recording(run: Run, tmp_path: Path) -> None:
+    recording = tmp_path / "a host.json"
+    recording.write_text(run("snapshot").stdout)
+    done = run("--snapshot", str(recording), "explain", "--", "-device vfio-pci,host=08:00.0")
+    command = f"vfiomgr --snapshot '{recording}' show 0000:08:00.0"
+    assert done.stderr == f"no known message; check the device: {command}\n"
+
+
 def test_a_word_that_cannot_be_a_rule_is_a_message(run: Run) -> None:
     done = run("explain", "VfioDmaMap(IommuDmaMap(Error(14)))")
     assert (done.status, "clh-dma-map (message of" in done.stdout) == (0, True)

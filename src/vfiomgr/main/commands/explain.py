@@ -158,7 +158,8 @@ def _offer_similar(session: Session, wanted: str) -> int:
             say(*labelled("remedy", known.remedy))
     if not near:
         address = first_address(wanted)
-        its = f"device: vfiomgr show {address}" if address else "host itself: vfiomgr check"
+        words = f"show {address}" if address else "check"
+        its = f"{'device' if address else 'host itself'}: {session.command(words)}"
         note(f"no known message; check the {its}")
     return _UNKNOWN
 

@@ -403,4 +403,5 @@ def _write_once(session: Session, settings: Settings) -> None:
     if report.inventory.on_demand:
         note(f"bound on demand by claims: {len(report.inventory.on_demand)}")
     elif not report.inventory.resources:
-        note("no device is ready for pods; see the devices and their drivers: vfiomgr list --all")
+        see = session.command("list --all")
+        note(f"no device is ready for pods; see the devices and their drivers: {see}")
