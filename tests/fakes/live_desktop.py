@@ -45,6 +45,8 @@ class LiveDesktop:
         """Programs that do not close a card when its removal is announced."""
         self.lingering: set[str] = set()
         """Users whose services go on after their last session."""
+        self.immortal: set[int] = set()
+        """Processes that do not end with their session or unit."""
         self.is_on_all_cards = False
         """Whether the console has a frame buffer on another card too."""
         self.had_console = self._sysfs.exists("/sys/class/vtconsole/vtcon1")
@@ -119,7 +121,7 @@ class LiveDesktop:
 
     def _end(self, of: Callable[[str], bool]) -> None:
         for pid in self._pids():
-            if of(self._sysfs.get(f"/proc/{pid}/cgroup").strip()):
+            if pid not in self.immortal and of(self._sysfs.get(f"/proc/{pid}/cgroup").strip()):
                 self._sysfs.drop(f"/proc/{pid}")
 
     def _announced(self, match: re.Match[str], text: str) -> None:

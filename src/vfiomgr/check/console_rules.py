@@ -66,14 +66,47 @@ def display(context: DesktopCard) -> Iterator[Diagnostic]:
         shown = (f"driver: {device.driver or 'none'}",)
         yield finding("console-display", "ok", f"{device} {state}", shown, "")
         return
-    text = f"once nothing uses it: vfiomgr bind {device.address} --allow boot-display"
     yield finding(
         "console-display",
         "info",
         f"{device} shows the console",
         (*device.display_signs, f"driver: {device.driver or 'none'}"),
         "while a guest has the card, this host has no screen on it",
-        *(() if _refused(context.host, device) else (text,)),
+        "if this host has another display: make it the primary one in the firmware setup",
+        subject=device,
+    )
+
+
+def release(context: DesktopCard, _desktop: DesktopFacts) -> Iterator[Diagnostic]:
+    """Report whether `bind --release` can take the card, with its steps, or why not."""
+    device, host = context.device, context.host
+    if device.is_on_vfio or _refused(host, device):
+        return
+    command = f"vfiomgr bind --release {device.address}"
+    try:
+        plan = plan_bind(host, Bind((device.address,), release=True))
+    except Refusal as refusal:
+        for one in as_commands(diagnostics_of(refusal), f"run {command}"):
+            yield finding(
+                "console-release",
+                "blocker",
+                f"{device} cannot be released: {one.summary}",
+                (f"{command} refuses it: {one.rule}",),
+                one.why or "only what can be started again is stopped",
+                *one.remedies,
+                subject=device,
+            )
+        return
+    if not plan.deferred and not device.is_boot_display:
+        return
+    steps = (*(step.describe() for step in plan.steps), *plan.deferred)
+    yield finding(
+        "console-release",
+        "info",
+        f"{device} can be released and bound",
+        steps,
+        "these steps, in this order; vfiomgr unbind undoes them",
+        f"see the commands: {command} --dry-run",
         subject=device,
     )
 
@@ -486,6 +519,7 @@ CONSOLE_RULES: RuleSet[DesktopCard] = register(
         rules=(
             rule(display, "console-display"),
             rule(refused, "console-bind-refused"),
+            reading(_DESKTOP, release, "console-release"),
             reading(_DESKTOP, mux, "console-mux"),
             reading(_DESKTOP, firmware, "console-framebuffer", "console-not-restored"),
             rule(first_console, "console-other-card"),

@@ -10,12 +10,15 @@ import json
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
+from vfiomgr.desktop.plan import record_of
+from vfiomgr.desktop.steps import RecordRelease
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.documents.jsonable import from_jsonable
 from vfiomgr.documents.text import parse_json, sealed
 from vfiomgr.engine.plan import Plan, Request
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.libvirt.model import HookSettings
 from vfiomgr.passthrough.steps import Bind, ChangeDriver, Unbind
 from vfiomgr.paths import RUNTIME, SCRIPT, HostPath
 from vfiomgr.pci.iommu import blockers
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 MODE = 0o755
 PREFIX = "vfiomgr"
 OPT_IN = "<devices bind='yes'/>"
+"""The element that enables the hook for a domain; `render_settings` adds its settings."""
 GUESTS = RUNTIME / "guests"
 """What the hook took from the host for running guests."""
 PREPARE, RELEASE = "prepare", "release"
@@ -140,6 +144,12 @@ class UninstallHook(Request, Value):
 LOCK = "libvirt-hook"
 
 
+def render_settings(settings: HookSettings) -> str:
+    """The element for the metadata of a domain."""
+    names = (n for n in settings.__struct_fields__ if getattr(settings, n))
+    return OPT_IN.replace("/>", "".join(f" {n.replace('_', '-')}='yes'" for n in names) + "/>")
+
+
 class GuestNeeds(Value):
     """The devices of a guest that are not available to it yet."""
 
@@ -147,13 +157,20 @@ class GuestNeeds(Value):
     """Functions on host drivers, or in a group with others on host drivers."""
     vgpus: tuple[str, ...] = ()
     """vGPUs that are defined but not active."""
+    settings: HookSettings = HookSettings()
+
+    @property
+    def bind(self) -> Bind:
+        """The request that binds the functions."""
+        how = self.settings
+        return Bind(self.functions, release=how.release, end_sessions=how.end_sessions)
 
     def intents(self) -> Iterator[Request]:
         """The requests that make them available; vGPUs first, because these fail more often."""
         if self.vgpus:
             yield StartVgpu(self.vgpus)
         if self.functions:
-            yield Bind(self.functions)
+            yield self.bind
 
 
 def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNeeds:
@@ -189,17 +206,21 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     refuse_if_any(diagnostics, frozenset())
     begun = (host.device_named(name) for name in record.functions)
     functions += [d.address for d in begun if d is not None and not d.is_on_vfio]
-    return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus))
+    settings = domain.hook or HookSettings()
+    return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus), settings)
 
 
 def taken_by(plan: Plan) -> tuple[str, ...]:
-    """The functions that a plan takes from host drivers."""
+    """The functions that a plan takes from host drivers, and displays that it has released."""
     return tuple(
         str(step.device.address)
         for step in plan.steps
-        if isinstance(step, ChangeDriver)
-        and is_vfio_driver(step.after.driver)
-        and not is_vfio_driver(step.before.driver)
+        if isinstance(step, RecordRelease)
+        or (
+            isinstance(step, ChangeDriver)
+            and is_vfio_driver(step.after.driver)
+            and not is_vfio_driver(step.before.driver)
+        )
     )
 
 
@@ -208,7 +229,8 @@ def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
     functions = tuple(
         device.address
         for device in map(host.device_named, record.functions)
-        if device is not None and (device.is_on_vfio or host.origin(device) is not None)
+        if device is not None
+        and (device.is_on_vfio or host.origin(device) or record_of(host, device.address))
     )
     if functions:
         yield Unbind(functions, only=True)

@@ -235,6 +235,15 @@ class DomainLaunch(Value):
     """`<allocation mode='immediate'>`."""
 
 
+class HookSettings(Value):
+    """What vfiomgr's hook does for a domain, as its metadata say."""
+
+    release: bool = False
+    """The desktop releases displays before they are bound (`vfiomgr bind --release`)."""
+    end_sessions: bool = False
+    """With `release`: end sessions even if their compositor could close the display."""
+
+
 class Domain(Value):
     """A domain as written."""
 
@@ -282,10 +291,15 @@ class Domain(Value):
     has_iommufd: bool = False
     iommufd_group: str | None = None
     """`<iommufd fdgroup>`: the name under which a program passes /dev/iommu to libvirt."""
-    is_bound_by_hook: bool = False
-    """Whether its metadata enables vfiomgr's hook."""
+    hook: HookSettings | None = None
+    """What its metadata enables vfiomgr's hook for; None if it does not."""
     lines: tuple[tuple[str, int], ...] = ()
     """Lines of elements that occur once, by path: `memtune/hard_limit`."""
+
+    @property
+    def is_bound_by_hook(self) -> bool:
+        """Whether its metadata enables vfiomgr's hook."""
+        return self.hook is not None
 
     @property
     def is_x86(self) -> bool:

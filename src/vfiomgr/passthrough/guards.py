@@ -271,6 +271,7 @@ def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]
             device,
             f"{device} is the console's display ({signs})",
             "make another display the primary one in the firmware setup",
+            f"see whether the desktop can release it: vfiomgr check console {device.address}",
             allow("boot-display", joint=", or, if you can reach this host over the network, "),
             override="boot-display",
         )

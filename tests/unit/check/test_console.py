@@ -62,7 +62,11 @@ def test_gnome_on_the_only_card(tmp_path: Path) -> None:
     report = check_console(read(desktops.gnome(tmp_path)))
     assert not report.unknown
     assert one(report, "console-display").summary.endswith("shows the console")
-    assert f"vfiomgr bind {FIRST} --allow boot-display" in one(report, "console-display").remedy
+    release = one(report, "console-release")
+    assert release.severity == "info"
+    assert release.remedy.endswith(f"vfiomgr bind --release {FIRST} --dry-run")
+    assert "end session 2 of anna" in release.evidence
+    assert f"{FIRST}: amdgpu -> vfio-pci (driver_override vfio-pci)" in release.evidence
     session = one(report, "console-session")
     assert session.severity == "warning"
     assert session.summary.startswith("a session of anna uses 0000:01:00.0")
@@ -122,7 +126,7 @@ def test_the_greeter_is_a_session_of_its_own(tmp_path: Path) -> None:
 
 def test_a_host_without_a_desktop_has_only_its_text_console(tmp_path: Path) -> None:
     report = check_console(read(desktops.headless(tmp_path)))
-    assert rules(report) == {"console-display", "console-text"}
+    assert rules(report) == {"console-display", "console-text", "console-release"}
     assert one(report, "console-way-back").severity == "ok"
     assert not report.unknown
 
@@ -159,6 +163,22 @@ def test_systemd_that_keeps_a_card_is_not_to_be_killed(tmp_path: Path) -> None:
     other = desktops.sway(tmp_path / "sway")
     other.service(600, "systemd-logind", "systemd-logind.service", "/dev/dri/card0")
     assert not found(check_console(read(other)), "console-process")
+
+
+def test_a_program_that_nobody_can_start_again_blocks_the_release(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.service(2000, "ollama", "ollama.service", "/dev/dri/renderD128")
+    release = one(check_console(read(desktop)), "console-release")
+    assert release.severity == "blocker"
+    assert "ollama (PID 2000, ollama.service)" in release.summary
+    assert release.remedy
+
+
+def test_a_free_second_card_needs_no_release(tmp_path: Path) -> None:
+    report = check_console(read(desktops.sway(tmp_path, cards=1)), FIRST)
+    assert found(report, "console-release")
+    free = Desktop(tmp_path / "free", cards=2)
+    assert found(check_console(read(free), SECOND), "console-release") == []
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vfiomgr.libvirt.attach.plan import (
     plan_detach,
     usual_scope,
 )
-from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, PciController
+from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, HookSettings, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
@@ -221,7 +221,7 @@ def test_or_libvirt_binds_it() -> None:
 
 def test_or_the_hook_binds_it_before_the_next_start() -> None:
     script = with_facts(host(), files=(TextFile(str(SCRIPT), "#!/bin/sh\n"),))
-    marked = known(None, replace(RUNNING, is_bound_by_hook=True))
+    marked = known(None, replace(RUNNING, hook=HookSettings()))
     (item,) = planned("0a:00.0", domain=marked, scope=CONFIG, on=script).items
     assert item.names == ("0000:0a:00.0",)
     assert "; a guest can only open devices on a VFIO driver" in refused(
@@ -231,7 +231,7 @@ def test_or_the_hook_binds_it_before_the_next_start() -> None:
     assert "; a guest can only open devices on a VFIO driver" in refused(
         "0a:00.0", domain=plain, scope=CONFIG, on=script
     )
-    runs = known(RUNNING, replace(RUNNING, is_bound_by_hook=True))
+    runs = known(RUNNING, replace(RUNNING, hook=HookSettings()))
     assert "; a guest can only open devices on a VFIO driver" in refused(
         "0a:00.0", domain=runs, on=script
     )

@@ -239,8 +239,9 @@ def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
     assert told.stderr == (
         "0000:00:02.0 (Device 8086:4680) is on i915; vfiomgr bind refuses it: it is the "
         "console's display (boot_vga is 1); remedy: make another display the primary one in the "
-        "firmware setup, or, if you can reach this host over the network, pass "
-        "--allow boot-display\n"
+        "firmware setup, or see whether the desktop can release it: vfiomgr check console "
+        "0000:00:02.0, or, if you can reach this host over the network, pass --allow "
+        "boot-display\n"
     )
     after = "bind it with: vfiomgr bind"
     assert run("libvirt", "hostdev", "0000:02:00.0").stderr.splitlines() == [

@@ -23,9 +23,16 @@ from vfiomgr.libvirt.commands.connection import (
     require_running_host,
 )
 from vfiomgr.libvirt.guest_hook import prepare_guest, release_guest
-from vfiomgr.libvirt.hook import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
-from vfiomgr.libvirt.model import NAMESPACE
-from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, read_xml, says_yes
+from vfiomgr.libvirt.hook import (
+    PREFIX,
+    PREPARE,
+    RELEASE,
+    InstallHook,
+    UninstallHook,
+    render_settings,
+)
+from vfiomgr.libvirt.model import NAMESPACE, HookSettings
+from vfiomgr.libvirt.xml.read import domain_of, hook_settings, read_xml, settings_of
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.named import own_program
 from vfiomgr.snapshot.session import Session, pass_session
@@ -40,14 +47,14 @@ def read_guest(xml: bytes, name: str) -> Domain | None:
     if NAMESPACE.encode() not in xml:
         return None
     root = parse(xml, name)
-    return domain_of(root) if is_bound_by_hook(root) else None
+    return domain_of(root) if hook_settings(root) is not None else None
 
 
-def asks_for_hook(element: str | None) -> bool:
-    """Whether the element of vfiomgr's namespace in a domain's metadata enables the hook."""
+def asked_of_hook(element: str | None) -> HookSettings | None:
+    """What the element of vfiomgr's namespace in a domain's metadata enables the hook for."""
     if element is None:
-        return False
-    return says_yes(parse(element.encode(), "the metadata of vfiomgr"))
+        return None
+    return settings_of(parse(element.encode(), "the metadata of vfiomgr"))
 
 
 _DOMAINS = click.argument(
@@ -72,10 +79,18 @@ def hook() -> None:
 
 @hook.command("install")
 @_DOMAINS
+@click.option("--release", is_flag=True, help="Have the desktop release displays (bind --release).")
+@click.option(
+    "--end-sessions",
+    is_flag=True,
+    help="With --release: end sessions, also if compositors can close it.",
+)
 @connect_option
 @session_options(*CHANGING)
 @pass_session
-def install(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+def install(
+    session: Session, *, domains: tuple[str, ...], release: bool, end_sessions: bool, uri: str
+) -> None:
     """Install the hook, or enable it for domains.
 
     Without DOMAIN the hook itself is installed, which libvirt 6.5 and later runs:
@@ -87,16 +102,25 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     hook has the safety checks of `vfiomgr bind` (the console display, a mounted disk, a device in
     use); if it refuses, the guest does not start.
 
+    With --release the desktop releases the displays of the guest before each start, without a
+    question: sessions that use them end. It has them back when the guest ends, or never started.
+
     \b
     Examples:
       vfiomgr libvirt hook install --dry-run
       vfiomgr libvirt hook install
       vfiomgr libvirt hook install win
+      vfiomgr libvirt hook install win --release
+      vfiomgr libvirt hook install win --release --end-sessions
       vfiomgr libvirt hook install win --connect qemu+ssh://node7/system
     """
+    if end_sessions and not release:
+        forbid_alone("--end-sessions", "--release", "no session uses a free device")
     if domains:
-        _mark(session, uri, domains, OPT_IN)
+        _mark(session, uri, domains, HookSettings(release=release, end_sessions=end_sessions))
         return
+    if release:
+        forbid_alone("--release", "DOMAIN", "it is a setting of a domain")
     _require_here()
     _change(session, InstallHook(own_program()))
 
@@ -139,7 +163,7 @@ def _require_unused(uri: str) -> None:
             names = [
                 name
                 for name in connection.domain_names()
-                if asks_for_hook(connection.metadata(name, NAMESPACE))
+                if asked_of_hook(connection.metadata(name, NAMESPACE)) is not None
             ]
     except VfiomgrError as error:
         message = f"cannot check which domains use the hook: {error.message}"
@@ -163,13 +187,16 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
     print_outcome(session, outcome)
 
 
-def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
+def _mark(
+    session: Session, uri: str, domains: tuple[str, ...], settings: HookSettings | None
+) -> None:
     require_running_host(session)
+    element = None if settings is None else render_settings(settings)
     state = "enabled" if element else "disabled"
     with connected(uri, read_only=session.dry_run) as connection:
         names = [connection.state(domain).name for domain in domains]
-        is_there = {name: asks_for_hook(connection.metadata(name, NAMESPACE)) for name in names}
-        changing = [name for name in is_there if is_there[name] != bool(element)]
+        is_there = {name: asked_of_hook(connection.metadata(name, NAMESPACE)) for name in names}
+        changing = [name for name in is_there if is_there[name] != settings]
         if not session.dry_run:
             _set(connection, changing, element)
         idle = [n for n in is_there if element and not _has_work(connection.domain(n))]

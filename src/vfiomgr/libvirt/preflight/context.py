@@ -146,7 +146,7 @@ class PreflightContext(Value, dict=True):
     @cached_property
     def hook_needs(self) -> GuestNeeds:
         """What vfiomgr's hook must make available at the start, if the domain enables it."""
-        if not self.domain.is_bound_by_hook:
+        if self.domain.hook is None:
             return GuestNeeds()
         functions: list[PciAddress] = []
         vgpus: list[str] = []
@@ -158,7 +158,7 @@ class PreflightContext(Value, dict=True):
                 continue  # an unknown vGPU, which other rules report
             functions += needs.functions
             vgpus += needs.vgpus
-        return GuestNeeds(tuple(functions), tuple(vgpus))
+        return GuestNeeds(tuple(functions), tuple(vgpus), self.domain.hook)
 
     @cached_property
     def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:

@@ -20,7 +20,6 @@ from vfiomgr.passthrough.readiness_hints import (
     diagnostics_to_bind,
     how_to_bind,
 )
-from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:
@@ -293,7 +292,7 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
     if not functions or stuck.intersection(functions):
         return  # another rule reports a stuck function
     try:
-        plan_bind(context.host, Bind(functions))
+        plan_bind(context.host, context.hook_needs.bind)
     except Refusal as refusal:
         devices = [t.device for t in context.functions if t.device.address in functions]
         bind = f"run before the start: {bind_slots(context.host, devices)}"

@@ -20,6 +20,7 @@ from vfiomgr.libvirt.model import (
     DomainIommu,
     DomainLaunch,
     DomainMemory,
+    HookSettings,
 )
 from vfiomgr.libvirt.xml.desktop import read_screen, read_shared
 from vfiomgr.libvirt.xml.elements import (
@@ -142,21 +143,24 @@ def domain_of(root: Element) -> Domain:
         is_confined=not any(one.get("type") == "none" for one in root.each("seclabel")),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
         iommufd_group=attribute_of(root, "iommufd", "fdgroup"),
-        is_bound_by_hook=is_bound_by_hook(root),
+        hook=hook_settings(root),
         lines=tuple(_lines(root)),
     )
 
 
-def is_bound_by_hook(root: Element) -> bool:
-    """Whether a domain's element enables vfiomgr's hook."""
+def hook_settings(root: Element) -> HookSettings | None:
+    """What a domain's element enables vfiomgr's hook for; None if it does not."""
     metadata = root.find("metadata")
     marks = () if metadata is None else metadata.all("devices", NAMESPACE)
-    return any(map(says_yes, marks))
+    return next(filter(None, map(settings_of, marks)), None)
 
 
-def says_yes(mark: Element) -> bool:
-    """Whether vfiomgr's own element enables binding the devices of its domain."""
-    return mark.name == "devices" and mark.get("bind") == "yes"
+def settings_of(mark: Element) -> HookSettings | None:
+    """What vfiomgr's own element enables its hook for; None if it does not."""
+    if mark.name != "devices" or mark.get("bind") != "yes":
+        return None
+    names = HookSettings.__struct_fields__
+    return HookSettings(**{n: mark.get(n.replace("_", "-")) == "yes" for n in names})
 
 
 def _lines(root: Element) -> Iterator[tuple[str, int]]:
