@@ -490,7 +490,8 @@ def large_bar(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     fix = "turn Resizable BAR off in the firmware setup, which applies to all cards"
     if bar.sizes is None or SMALL_BAR in bar.sizes:
         unbound = f"vfiomgr unbind {device.address}; " if device.is_on_vfio else ""
-        fix += f"; or for this card alone: {unbound}vfiomgr bind --bar 0=256M {device.address}"
+        smaller = f"{unbound}vfiomgr bind --bar 0=256M {device.address}"
+        fix = f"bind it with a smaller BAR: {smaller}; or {fix}"
     yield finding(
         "resizable-bar",
         "info",

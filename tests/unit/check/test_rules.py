@@ -1217,7 +1217,7 @@ def test_a_resizable_bar_that_guests_may_not_expect() -> None:
     resizable = replace(card, bars=(replace(large, sizes=(256 << 20, 16 << 30)),))
     told = found(host(resizable), "resizable-bar")
     assert told is not None
-    assert "for this card alone: vfiomgr bind --bar 0=256M 0000:04:00.0" in told.remedy
+    assert "bind it with a smaller BAR: vfiomgr bind --bar 0=256M 0000:04:00.0" in told.remedy
     for other in (
         replace(card, bars=(replace(large, size=256 << 20),)),
         replace(card, bars=(replace(large, index=2),)),

@@ -18,6 +18,7 @@ from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.build.plan import controllers_of
 from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
 from vfiomgr.libvirt.preflight import (
+    bars,
     command_line,
     desktop,
     drivers,
@@ -216,6 +217,9 @@ RULES: RuleSet[PreflightContext] = register(
             rule(desktop.emulated_screen, "emulated-screen"),
             rule(settings.muxless, "code-43-laptop"),
             rule(settings.code_43, "code-43"),
+            rule(bars.resizable_bar, "resizable-bar"),
+            rule(bars.off, "resizable-bar-off"),
+            rule(bars.hidden, "resizable-bar-hidden"),
         ),
         not_checked=(_not_checked,),
         unknown=(_unknown,),
