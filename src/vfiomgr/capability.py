@@ -59,6 +59,7 @@ register(
         applies=("apply",),
     ),
     Capability("vfiomgr.desktop", values=("steps",), applies=("apply",)),
+    Capability("vfiomgr.laptop", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability("vfiomgr.check", rules=("plan", "console_rules")),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(

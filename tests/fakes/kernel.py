@@ -41,6 +41,7 @@ from vfiomgr.pci.capabilities import CONFIG_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tests.fakes.laptop import AsusFirmware
     from tests.fakes.programs import Program, Said
     from vfiomgr.paths import HostPath
 
@@ -90,6 +91,7 @@ class FakeKernel(Hardware):
         super().__init__(root, f"{memory}/record")
         self._has_iommu = has_iommu
         self._declared: list[Callable[[], None]] = []
+        self.unpowered: set[str] = set()
         self._boots = 0
         self.sysfs = Sysfs(self.root)
         self._generation = 0
@@ -219,6 +221,11 @@ class FakeKernel(Hardware):
         if not self._reactions.act(where, text):
             self.sysfs.put(where, text.removesuffix("\n"))
 
+    def add_firmware(self, firmware: AsusFirmware) -> None:
+        """Switches of the firmware, whose driver is there since boot."""
+        firmware.join(self._reactions)
+        self._declare(firmware.boot)
+
     # ---- what happens to a host
 
     def reboot(self) -> None:
@@ -326,7 +333,8 @@ class FakeKernel(Hardware):
 
     def _rescan(self, text: str) -> None:
         if unsigned(text):
-            for address in [a for a in self.functions.known if not self.functions.directory(a)]:
+            known = [a for a in self.functions.known if a not in self.unpowered]
+            for address in [a for a in known if not self.functions.directory(a)]:
                 self.plug(address)
 
     # ---- what a test looks at

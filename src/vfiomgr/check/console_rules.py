@@ -395,16 +395,18 @@ def _is_only_screen(context: DesktopCard) -> bool:
 
 def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report a laptop whose panel is wired to the discrete GPU by a switch."""
-    device, place = context.device, desktop.discrete_mux
-    if place is None or context.host.is_integrated(device) or device.is_on_vfio:
+    device, mux = context.device, desktop.laptop.mux
+    if mux is None or mux.value is not False:
+        return
+    if context.host.is_integrated(device) or device.is_on_vfio:
         return
     yield finding(
         "console-mux",
         "blocker",
         f"the panel of this laptop is wired to {device}",
-        (f"{place}: 0",),
+        (f"{mux.path}: 0",),
         "while a guest has the card, the panel is black, and no driver of the host can change it",
-        f"echo 1 > {place}, and reboot",
+        "vfiomgr laptop hybrid, and reboot",
         subject=device,
     )
 

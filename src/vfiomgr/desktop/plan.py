@@ -246,13 +246,13 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
             f"cannot tell what of the desktop uses {device}: {text}",
             "make it readable, then run the command again as root of the host",
         )
-    place = desktop.discrete_mux
-    if place is not None and not card.host.is_integrated(device):
+    mux = desktop.laptop.mux
+    if mux is not None and mux.value is False and not card.host.is_integrated(device):
         yield blocker(
             "release-mux",
             device,
-            f"the panel of this laptop is wired to {device}, so it would stay black ({place}: 0)",
-            f"echo 1 > {place}, and reboot",
+            f"the panel of this laptop is wired to {device}, so it stays black ({mux.path}: 0)",
+            "vfiomgr laptop hybrid, and reboot",
         )
 
 

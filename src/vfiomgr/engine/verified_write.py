@@ -43,6 +43,7 @@ Operation = Literal[
     "bus-reset",
     "d3cold",
     "bar-size",
+    "graphics",
 ]
 
 

@@ -29,6 +29,7 @@ _COMMANDS = {
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
     "reset": ("vfiomgr.passthrough.commands", "reset"),
+    "laptop": ("vfiomgr.laptop.commands", "laptop"),
     "rom": ("vfiomgr.main.commands.rom", "rom"),
     "recover": ("vfiomgr.main.commands.recover", "recover"),
     "plan": ("vfiomgr.layout.commands.changes", "plan"),

@@ -679,6 +679,22 @@ def releasing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diag
     yield from _all(RELEASING, host, devices)
 
 
+TURNING_OFF: tuple[Guard, ...] = (
+    boot_display,
+    active_virtual_functions,
+    vgpu_parent,
+    host_use,
+    open_nodes,
+    assigned,
+)
+"""Checks before a function loses its power."""
+
+
+def turning_off(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """Return all reasons not to cut the power of functions."""
+    yield from _all(TURNING_OFF, host, devices)
+
+
 def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
     """Return all reasons not to move functions back, in either direction."""
     yield from _all(UNDOING, host, devices)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import is_address
+from vfiomgr.users.laptop import LaptopFacts, read_laptop
 from vfiomgr.users.processes import shows_all, unit_of
 from vfiomgr.value import Value
 
@@ -113,8 +114,8 @@ class DesktopFacts(Value):
     """The unit behind display-manager.service, or of the display manager that runs."""
     lingering: tuple[str, ...] = ()
     """Users whose services go on after their last session."""
-    discrete_mux: str | None = None
-    """The file that says that the panel of a laptop is wired to the discrete GPU."""
+    laptop: LaptopFacts = LaptopFacts()
+    """The graphics switches of a laptop."""
     has_ssh: bool | None = None
     """Whether sshd runs, or something else waits for connections at port 22; None if unknown."""
     user_sockets: tuple[str, ...] = ()
@@ -177,12 +178,6 @@ _OF_FIRMWARE = expression(r"(?:efi|vesa|simple|platform)-framebuffer\.\d+")
 _FRAMEBUFFER = expression(r"fb\d+")
 _SESSION_SCOPE = expression(r"/session-([^/\s]+)\.scope")
 _USER_SLICE = expression(r"/user-(\d+)\.slice")
-_MUX = (
-    "/sys/devices/platform/asus-nb-wmi/gpu_mux_mode",
-    "/sys/class/firmware-attributes/asus-armoury/attributes/gpu_mux_mode/current_value",
-)
-"""0 is the discrete GPU (Documentation/ABI/testing/sysfs-platform-asus-wmi; since Linux 6.19 the
-second)."""
 _LISTENING = expression(r"(?m)^\s*\d+: (?!0100007F)(?!0{24}01000000)[0-9A-F]+:0016 \S+ 0A")
 """Port 22 of other addresses than loopback, in state TCP_LISTEN (tcp4_seq_show)."""
 
@@ -336,7 +331,6 @@ def read_desktop(tree: HostTree, holders: Collection[int] = ()) -> DesktopFacts:
     """Read the desktop of a host; `holders` are further processes whose sessions matter."""
     reader = _Reader(tree)
     processes = tuple(reader.processes(holders))
-    mux = (place for place in _MUX if (tree.read(HostPath(place)) or "").strip() == "0")
     return DesktopFacts(
         consoles=tuple(reader.consoles()),
         framebuffers=tuple(reader.framebuffers()),
@@ -347,7 +341,7 @@ def read_desktop(tree: HostTree, holders: Collection[int] = ()) -> DesktopFacts:
         lingering=tuple(tree.children(_LINGER)),
         user_sockets=tuple(sorted(reader.user_sockets())),
         nvidia_modules=modules_above(tree, "nvidia"),
-        discrete_mux=next(mux, None),
+        laptop=read_laptop(tree),
         has_ssh=reader.ssh(processes),
         unread=tuple(reader.unread),
     )

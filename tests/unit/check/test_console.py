@@ -366,7 +366,7 @@ def test_a_panel_that_is_wired_to_the_card(tmp_path: Path) -> None:
     assert not found(check_console(read(desktop)), "console-mux")
     desktop.sysfs.put(place, "0")
     mux = one(check_console(read(desktop)), "console-mux")
-    assert (mux.severity, mux.remedy) == ("blocker", f"echo 1 > {place}, and reboot")
+    assert (mux.severity, mux.remedy) == ("blocker", "vfiomgr laptop hybrid, and reboot")
 
 
 def test_other_reasons_against_the_binding_are_blockers(tmp_path: Path) -> None:

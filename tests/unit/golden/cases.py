@@ -15,6 +15,7 @@ from tests.fakes.bars import FakeBar
 from tests.fakes.desktop import gnome
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import vector_adapter, without_iommu, workstation
+from tests.fakes.laptop import laptop
 from tests.fakes.rom import rom_image
 from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
@@ -276,6 +277,32 @@ HOST_SCENARIOS = (
         "check console",
         "check console\ncheck console 0000:02:00.0\ncheck console 0000:01:00.1 --format json",
         lambda path: gnome(path, 2).kernel,
+    ),
+    Scenario(
+        "laptop",
+        """
+        laptop
+        laptop integrated --dry-run
+        laptop integrated
+        laptop vfio
+        laptop
+        laptop hybrid
+        """,
+        lambda path: laptop(path).kernel,
+        journals={"laptop-off": "set-laptop-mode"},
+        in_json=True,
+    ),
+    Scenario(
+        "laptop",
+        """
+        laptop discrete
+        laptop vfio
+        laptop hybrid
+        laptop
+        """,
+        lambda path: laptop(path, armoury=True).kernel,
+        case="mux",
+        journals={"laptop-mux": "set-laptop-mode"},
     ),
     Scenario(
         "explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay", in_json=True

@@ -34,6 +34,7 @@ CALLERS = {
     "check cdi": "containers.cdi.commands._print_check",
     "explain": "main.commands.explain._print_entries",
     "groups": "cli.listing.print",
+    "laptop": "laptop.commands._show",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
     "list-persistent": "passthrough.commands.print_persisted",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.desktop import Desktop, headless
 from tests.unit.host_files import tree_of
 from vfiomgr.users.desktop import Framebuffer, VirtualConsole, read_desktop
+from vfiomgr.users.laptop import GraphicsSwitch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,5 +85,7 @@ def test_a_running_host_without_a_directory_has_none_of_it(tmp_path: Path) -> No
 
 def test_a_panel_of_the_discrete_gpu(tmp_path: Path) -> None:
     place = "sys/class/firmware-attributes/asus-armoury/attributes/gpu_mux_mode/current_value"
-    assert read_desktop(tree_of(tmp_path / "a", f"{place}: 0")).discrete_mux == f"/{place}"
-    assert read_desktop(tree_of(tmp_path / "b", f"{place}: 1")).discrete_mux is None
+    for text, value in (("0", False), ("1", True), ("", None)):
+        laptop = read_desktop(tree_of(tmp_path / f"_{text}", f"{place}: {text}")).laptop
+        assert laptop.mux == GraphicsSwitch(f"/{place}", value)
+    assert read_desktop(tree_of(tmp_path / "none", "sys/x: 1")).laptop.mux is None

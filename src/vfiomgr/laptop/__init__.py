@@ -1,0 +1,1 @@
+"""The graphics modes of laptops, by the switches of their firmware."""

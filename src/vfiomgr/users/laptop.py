@@ -1,0 +1,74 @@
+"""The graphics switches of laptops, which the kernel's drivers for their firmware have.
+
+asus-nb-wmi has `gpu_mux_mode` since Linux 6.1 and `dgpu_disable` since 5.17
+(Documentation/ABI/testing/sysfs-platform-asus-wmi); since 6.19 asus-armoury has both as firmware
+attributes (drivers/platform/x86/asus-armoury.c). Each read calls the firmware.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import is_address
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+_PLATFORM = HostPath("/sys/devices/platform/asus-nb-wmi")
+_ARMOURY = HostPath("/sys/class/firmware-attributes/asus-armoury/attributes")
+_DRM = HostPath("/sys/class/drm")
+_PANEL = expression(r"card\d+-(?:eDP|LVDS|DSI)-\d+")
+"""Connectors of built-in panels (drm_connector_enum_list in drivers/gpu/drm/drm_connector.c)."""
+
+
+class GraphicsSwitch(Value):
+    """A switch of the firmware."""
+
+    path: str
+    """Its attribute in sysfs."""
+    value: bool | None
+    """Whether it is 1; None if it cannot be read."""
+
+
+class LaptopFacts(Value):
+    """The graphics switches of a laptop."""
+
+    mux: GraphicsSwitch | None = None
+    """1 if the panel is wired to the integrated GPU, 0 to the discrete one; None without a MUX."""
+    dgpu_disable: GraphicsSwitch | None = None
+    """1 if the discrete GPU is turned off; None if the firmware has no such switch."""
+    is_pending: bool = False
+    """Whether a change waits for a reboot, as far as the driver reports it."""
+    panels: tuple[str, ...] = ()
+    """The PCI addresses of GPUs whose driver has a built-in panel."""
+
+
+def read_laptop(tree: HostTree) -> LaptopFacts:
+    """Read the switches of a host, and which GPUs have its panel."""
+    return LaptopFacts(
+        _switch(tree, "gpu_mux_mode"),
+        _switch(tree, "dgpu_disable"),
+        (tree.read(_ARMOURY / "pending_reboot") or "").strip() == "1",
+        tuple(sorted(set(_panels(tree)))),
+    )
+
+
+def _switch(tree: HostTree, name: str) -> GraphicsSwitch | None:
+    for place in (_ARMOURY / name / "current_value", _PLATFORM / name):
+        if tree.exists(place):
+            text = (tree.read(place) or "").strip()
+            return GraphicsSwitch(place, bool(int(text)) if text.isdecimal() else None)
+    return None
+
+
+def _panels(tree: HostTree) -> Iterator[str]:
+    """The connectors of a card are below it, and it is below its PCI function."""
+    for name in filter(_PANEL.fullmatch, tree.children(_DRM)):
+        if tree.read(_DRM / name / "status") == "connected":
+            above = (tree.link(_DRM / name) or "").split("/")
+            yield from [part for part in above if is_address(part)][-1:]
