@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _FIRST = Version(6, 1)
 _RULE = "bar-size"
-_UNBALANCED = Version(6, 19)
+_UNBALANCED, _BALANCED = Version(6, 19), Version(7, 3)
 """On a root bus, pci_do_resource_release_and_resize (drivers/pci/setup-bus.c) releases pci_bus_sem
-without having taken it, since 337b1b566db0; a fix was proposed for 7.2 in July 2026."""
+without having taken it, from 337b1b566db0 to d58384c22739, which stable kernels may have too."""
 _LOCK = "bar-sizes"
 
 
@@ -73,11 +73,11 @@ def _obstacles(
         now = "its saved state does not include the size of the BAR"
         yield _refused(device, f"cannot resize {name}: {now}", again)
     kernel = host.kernel.version
-    if device.is_on_root_bus and kernel is not None and kernel >= _UNBALANCED:
+    if device.is_on_root_bus and kernel is not None and _UNBALANCED <= kernel < _BALANCED:
         yield _refused(
             device,
             f"Linux {kernel} can hang after it resizes a BAR of a device on a root bus ({device})",
-            "boot a Linux before 6.19, or set the size in the firmware setup",
+            "boot Linux 7.3 or later, or set the size in the firmware setup",
         )
 
 

@@ -142,8 +142,11 @@ def test_a_record_without_the_size_could_not_lead_back() -> None:
 
 def test_a_kernel_that_unlocks_what_it_has_not_locked_is_refused() -> None:
     on_root = replace(GPU, bridge_path="pci0000:00")
-    assert "on a root bus" in refused(of_kernel("6.19.0", on_root))[0]
-    for host in (of_kernel("6.18.0", on_root), of_kernel("6.19.0")):
+    for release in ("6.19.0", "7.2.4"):
+        summary, remedy = refused(of_kernel(release, on_root))
+        assert "on a root bus" in summary
+        assert remedy.startswith("boot Linux 7.3 or later")
+    for host in (*(of_kernel(good, on_root) for good in ("6.18.0", "7.3.0")), of_kernel("6.19.0")):
         assert not plan(host, Bind((GPU.address,), bars=(LARGE,))).is_empty
 
 

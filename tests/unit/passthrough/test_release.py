@@ -6,9 +6,11 @@ import errno
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests import api
 from tests.fakes import desktop as desktops
+from tests.fakes.bars import FakeBar
 from tests.fakes.faults import PowerCut
 from tests.fakes.live_desktop import LiveDesktop
 from tests.unit.engine.faults import STRIDE
@@ -16,6 +18,8 @@ from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID
+from vfiomgr.pci.bars import BarSize
+from vfiomgr.pci.function import present_bars
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.released import RELEASED
 
@@ -424,3 +428,27 @@ def test_a_record_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="systemctl start display-manager"):
         unbind(live)
     assert driver(live) == "amdgpu"
+
+
+@pytest.mark.parametrize("desktop", [desktops.gnome, desktops.nvidia])
+def test_a_bar_is_resized_while_the_card_is_released(
+    tmp_path: Path, desktop: Callable[[Path], Desktop]
+) -> None:
+    live = LiveDesktop(desktop(tmp_path))
+    live.kernel.add_bars(str(FIRST), FakeBar(3, 256, (256, 16384)))
+    host_driver, large = driver(live), BarSize(3, 16 << 30)
+
+    def size() -> int:
+        (bar,) = (bar for bar in present_bars(live.kernel, FIRST) if bar.index == large.index)
+        return bar.size >> 20
+
+    request = replace(RELEASE, bars=(large,))
+    live.kernel.bars.room[str(FIRST)] = 8192
+    with pytest.raises(RolledBack, match="have no room"):
+        bind(live, request)
+    assert (driver(live), size(), live.has_screen()) == (host_driver, 256, True)
+    live.kernel.bars.room.clear()
+    bind(live, request)
+    assert (driver(live), size()) == ("vfio-pci", 16384)
+    unbind(live)
+    assert (driver(live), size(), live.has_screen()) == (host_driver, 256, True)
