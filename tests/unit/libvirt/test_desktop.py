@@ -36,8 +36,8 @@ GLASS_NOTE = (
     "to /etc/tmpfiles.d/looking-glass.conf, and run systemd-tmpfiles --create looking-glass.conf"
 )
 SCREEN_NOTE = (
-    "after the GPU's driver is installed, remove the emulated screen: run this command again with "
-    "--video none, and define the result (vfiomgr libvirt edit - --define)"
+    "after the GPU's driver is installed, remove the emulated screen: vfiomgr libvirt edit pc "
+    "--no-video"
 )
 BACKEND = (
     '{"qom-type":"memory-backend-file","id":"looking-glass","mem-path":"/dev/kvmfr0",'

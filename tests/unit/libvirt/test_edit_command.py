@@ -328,3 +328,26 @@ def test_a_file_that_cannot_be_written_is_told(
     assert answer.status == 1
     assert "win11.xml: Permission denied" in answer.stderr
     assert [one.name for one in file.parent.glob("*win11*")] == ["win11.xml"]
+
+
+def test_the_emulated_screen_is_removed_once(run: Run, file: Path) -> None:
+    before = file.read_bytes()
+    shown = run("libvirt", "edit", str(file), "--no-video", "--dry-run")
+    assert "+    <video><model type='none'/></video>" in shown.stdout
+    assert "would remove the emulated screen" in shown.stderr
+    assert file.read_bytes() == before
+    done = run("libvirt", "edit", str(file), "--no-video")
+    assert done.stdout == "removed the emulated screen\n"
+    assert read_domain(file.read_bytes(), "g").screen.videos[0][1] == "none"
+    again = run("libvirt", "edit", str(file), "--no-video", "--format", "json")
+    assert (json.loads(again.stdout)["screens"], json.loads(again.stdout)["changed"]) == (0, False)
+    defined = run("libvirt", "edit", str(file), "--define", "--no-video")
+    assert (defined.status, "--no-video" in defined.stderr) == (2, True)
+
+
+def test_a_gpu_is_added_and_the_emulated_screen_removed_in_one_step(run: Run, file: Path) -> None:
+    done = run("libvirt", "edit", str(file), "--add", GPU[0], "--no-video")
+    assert done.status == 0
+    text = file.read_bytes()
+    assert set(GPU) <= set(names(text))
+    assert b"<video><model type='none'/></video>" in text

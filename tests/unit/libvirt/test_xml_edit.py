@@ -14,7 +14,7 @@ from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.documents.xml_text import Document, Element, read_document
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.guests.model import AttachOptions
-from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
+from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port, without_screens
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.vgpu.model import Vgpu
 
@@ -237,3 +237,30 @@ def test_taking_out_a_device_leaves_all_others_by_the_byte(text: bytes) -> None:
     left = removed(text, ["0000:91:00.0"])
     assert parts(left) == [one for one in parts(text) if one not in gone]
     assert (left == text) is not bool(gone)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_only_emulated_screens_are_replaced(name: str) -> None:
+    text = RECORDED[name]
+    before = read_domain(text, "g.xml").screen.videos
+    shown = [model for _, model in before if model != "none"]
+    after, screens = without_screens(document(text))
+    assert screens == len(shown)
+    left = [model for _, model in read_domain(after, "g.xml").screen.videos]
+    assert left == (["none"] if before else [])
+    assert without_screens(document(after)) == (after, 0)
+    if not shown:
+        assert after == text
+
+
+def test_several_screens_become_one_that_is_none() -> None:
+    text = (
+        b"<domain><name>g</name><devices>\n  <!-- a -->\n  <video><model type='qxl'/></video>\n"
+        b"  <video>\n    <model type='vga'/>\n  </video>\n  <sound model='ich9'/>\n"
+        b"</devices></domain>"
+    )
+    expected = (
+        b"<domain><name>g</name><devices>\n  <!-- a -->\n"
+        b"  <video><model type='none'/></video>\n  <sound model='ich9'/>\n</devices></domain>"
+    )
+    assert without_screens(document(text)) == (expected, 2)

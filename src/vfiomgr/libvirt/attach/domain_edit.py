@@ -67,6 +67,8 @@ class Edited(Value):
     after: bytes
     removals: Removals
     additions: Additions
+    screens: int = 0
+    """How many emulated graphics cards were removed."""
 
     @property
     def is_changed(self) -> bool:

@@ -113,8 +113,8 @@ def notes(request: DomainRequest) -> Iterator[str]:
         name = shlex.quote(request.name)
         yield f"the installer is on the emulated screen: virt-viewer {name}"
         yield (
-            "after the GPU's driver is installed, remove the emulated screen: run this command "
-            "again with --video none, and define the result (vfiomgr libvirt edit - --define)"
+            "after the GPU's driver is installed, remove the emulated screen: vfiomgr libvirt edit "
+            f"{name} --no-video"
         )
 
 

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Unpack
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.keywords import fields_of
 from vfiomgr.cli.options import (
@@ -39,6 +40,7 @@ from vfiomgr.libvirt.commands.connection import (
 from vfiomgr.libvirt.commands.hostdev import version_options
 from vfiomgr.libvirt.named import refuse_to_hurt, require_iommu, tell_what_waits
 from vfiomgr.libvirt.versions import Versions
+from vfiomgr.libvirt.xml.edit import without_screens
 from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.value import Value
@@ -71,6 +73,8 @@ def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -
 def _told(done: Edited) -> Iterator[str]:
     source = done.before.source
     yield from (f"removed {device.name}" for device in done.removals.devices)
+    if done.screens:
+        yield "removed the emulated screen"
     for port in done.additions.ports:
         yield f"added root port {port.index} for {port.device}"
     for placed in done.additions.placed:
@@ -99,6 +103,7 @@ def _body(done: Edited) -> dict[str, object]:
         "removed": [device.name for device in removals.devices],
         "already": additions.already,
         "absent": removals.absent,
+        "screens": done.screens,
         "orphans": removals.orphans,
     }
 
@@ -255,6 +260,11 @@ _DEVICE = "ADDRESS|UUID"
     shell_complete=complete_file,
     help="Write to this file instead; - for a pipe.",
 )
+@click.option(
+    "--no-video",
+    is_flag=True,
+    help="Remove the emulated graphics card, once a GPU shows the screen.",
+)
 @click.option("--define", is_flag=True, help="Define the domain of FILE in libvirt.")
 @declared(DeviceOptions)
 @function_only_option("Leave the other functions of the slot unchanged.")
@@ -269,6 +279,7 @@ def edit(
     added: tuple[str, ...],
     removed: tuple[str, ...],
     output: str | None,
+    no_video: bool,
     define: bool,
     only: bool,
     libvirt_version: str | None,
@@ -307,6 +318,7 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       vfiomgr libvirt edit guest.xml --add 05:10.0 --teaming ua-net0     # to migrate the guest
+      vfiomgr libvirt edit guest --no-video                 # when its GPU shows the desktop
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
       vfiomgr libvirt edit guest.xml --define
       vfiomgr libvirt edit guest.xml --define --dry-run     # whether the domain already exists
@@ -315,11 +327,13 @@ def edit(
         if added or removed or output is not None:
             message = "--define takes no --add, --remove or --output"
             raise UsageError(message, "edit the file first, then define it")
-        for option in typed_options((*options, "only", "libvirt_version", "qemu_version")):
+        for option in typed_options(
+            (*options, "no_video", "only", "libvirt_version", "qemu_version")
+        ):
             forbid_together("--define", option, "the file is defined as it is")
         _define(session, target, uri)
         return
-    if not (added or removed):
+    if not (added or removed or no_video):
         message = "no device given"
         raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
     host = _host(session, required=bool(added))
@@ -333,7 +347,7 @@ def edit(
     if host is not None:
         require_iommu(session, host, versions, units)
     place = place_of(target, output, uri, is_change=not session.dry_run)
-    _edit(session, place, host, units, removed, only=only)
+    _edit(session, place, host, units, removed, only=only, no_video=no_video)
 
 
 def _edit(
@@ -344,11 +358,15 @@ def _edit(
     removed: tuple[str, ...],
     *,
     only: bool,
+    no_video: bool,
 ) -> None:
     """Remove devices from the domain, and add others."""
     if isinstance(place, DomainPlace):
         require_running_host(session)
     done, hostdevs = edited(place.read(), host, units, removed, only=only)
+    if no_video:
+        after, screens = without_screens(read_document(done.after, done.before.source))
+        done = replace(done, after=after, screens=screens)
     if host is not None:
         refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
     _write(session, place, done, only=only)

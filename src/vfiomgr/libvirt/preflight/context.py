@@ -308,7 +308,13 @@ class PreflightContext(Value, dict=True):
             return f"virsh detach-disk {name} {target} --config"
         if self._is_known:
             return f"vfiomgr libvirt detach {name} {hostdev.name} --config"
-        return f"vfiomgr libvirt edit {shlex.quote(self.domain.source)} --remove {hostdev.name}"
+        return f"{self.edit} --remove {hostdev.name}"
+
+    @property
+    def edit(self) -> str:
+        """The command that edits the definition in libvirt, or the file."""
+        place = self.domain.name if self._is_known else self.domain.source
+        return f"vfiomgr libvirt edit {shlex.quote(place)}"
 
     def completion(self, device: PciDevice) -> str:
         """How to add all functions of a slot to the domain, as one device."""

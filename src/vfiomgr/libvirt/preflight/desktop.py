@@ -290,7 +290,5 @@ def emulated_screen(context: PreflightContext) -> Iterator[Diagnostic]:
                 f"the guest has an emulated screen beside {gpu.device}",
                 (f"{context.at(line)}: <video>, {model}", context.cite(gpu.hostdev)),
                 "it shows the installer; later the guest may place windows on it",
-                "when the GPU shows the desktop, write <video><model type='none'/></video> in line "
-                f"{line}: virsh edit {shlex.quote(domain.name)}; or pass --video none to vfiomgr "
-                "libvirt domain",
+                f"when the GPU shows the desktop, run {context.edit} --no-video",
             )

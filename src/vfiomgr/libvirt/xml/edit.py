@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import Document, Element, Span, read_document
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs, read_taken, whole_number
+from vfiomgr.libvirt.xml.elements import (
+    attribute_of,
+    hostdev_elements,
+    read_hostdevs,
+    read_taken,
+    whole_number,
+)
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ _SPACED_END = expression(rb"(</devices)( +)>")
 _UNIT = b"  "
 _RENDERED_UNIT = 2
 """Spaces per level in templates/libvirt."""
+_NO_VIDEO = "<video><model type='none'/></video>"
 _PORT_NOTE = "<!-- vfiomgr: for {} -->"
 _PORT_NOTED = expression(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
 
@@ -106,6 +113,20 @@ def remove_hostdevs(document: Document, hostdevs: Iterable[DomainHostdev]) -> by
     gone += _ports_of(document, unwanted)
     text = _spliced(document.text, [_without(document.text, element) for element in gone])
     return _closed(read_document(text, document.source))
+
+
+def without_screens(document: Document) -> tuple[bytes, int]:
+    """Replace the emulated graphics cards by none, and count them.
+
+    Without any `<video>` libvirt would add one beside `<graphics>` (formatdomain.html).
+    """
+    videos = document.root.each("devices/video")
+    shown = [one for one in videos if attribute_of(one, "model", "type") != "none"]
+    if not shown:
+        return document.text, 0
+    splices = [_without(document.text, one) for one in videos[1:]]
+    splices.append(_Splice(videos[0].whole, _encoded(_NO_VIDEO, document.encoding)))
+    return _spliced(document.text, splices), len(shown)
 
 
 def _devices(document: Document) -> Element:
