@@ -114,8 +114,8 @@ def _needed(entries: frozenset[str], purpose: Purpose) -> frozenset[str]:
     if purpose == "layout":
         return entries.difference(_NOT_IN_LAYOUTS) if is_virtual else entries
     shown = _OF_VIRTUAL if is_virtual else _IN_TABLES if purpose == "table" else _IN_PICTURES
-    virtual = (entry for entry in entries if entry.startswith("virtfn"))
-    return (entries & shown).union(virtual)
+    numbered = (entry for entry in entries if entry.startswith(("virtfn", "i2c-")))
+    return (entries & shown).union(numbered)
 
 
 class Functions:
@@ -160,9 +160,9 @@ class Functions:
         """The nodes of a function bound to `driver`."""
         function = self.of(name)
         nvidia = self._nvidia_nodes(name) if driver == "nvidia" else ()
-        if function.entries.isdisjoint(_OWNERS):
-            return nvidia
-        nodes = (*_by_class(function), *_of_sound(function), *nvidia)
+        if function.entries.isdisjoint(_OWNERS) and not nvidia:
+            return ()
+        nodes = (*_by_class(function), *_of_sound(function), *_of_i2c(function), *nvidia)
         if driver != "amdgpu" or COMPUTE_PARTITION not in function.entries:
             return nodes
         return tuple(dict.fromkeys((*nodes, *partition_nodes(self._tree, name))))
@@ -384,6 +384,7 @@ _DIRECTORIES = {
 }
 """Subdirectories of a function by class, and where udev creates their nodes."""
 _OWNERS = frozenset({*_DIRECTORIES, "sound"})
+_I2C = expression(r"i2c-\d+")
 _SOUND_NODE = expression(r"(controlC|pcmC|hwC|midiC)\w+")
 _NVIDIA_MINOR = expression(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 _NVIDIA_GPUS = HostPath("/proc/driver/nvidia/gpus")
@@ -401,3 +402,22 @@ def _of_sound(function: Function) -> Iterator[str]:
         for name in function.tree.children(function.directory / "sound" / card):
             if _SOUND_NODE.fullmatch(name):
                 yield f"/dev/snd/{name}"
+
+
+def _of_i2c(function: Function) -> Iterator[str]:
+    """The nodes of a display's I2C adapters, also those of its connectors (DP AUX).
+
+    Programs that set the brightness of monitors have them open. The removal of an adapter waits
+    for that (i2c_del_adapter in drivers/i2c/i2c-core-base.c), and so does an unbind of its driver.
+    """
+    tree, directory = function.tree, function.directory
+    places = [directory / name for name in function.entries if _I2C.fullmatch(name)]
+    for card in function.children("drm"):
+        connectors = tree.children(directory / "drm" / card) if card.startswith("card") else ()
+        for connector in connectors:
+            if connector.startswith(f"{card}-"):
+                place = directory / "drm" / card / connector
+                places += (place / name for name in tree.children(place) if _I2C.fullmatch(name))
+    for place in sorted(places, key=str):
+        if tree.exists(place / "i2c-dev"):
+            yield f"/dev/{place.name}"

@@ -214,6 +214,24 @@ def test_an_adapter_that_a_program_drives_by_a_node_is_refused(
     assert run("bind", "0000:05:00.0", "--allow", "in-use").status == 0
 
 
+@pytest.mark.parametrize("place", ["i2c-9", "drm/card2/card2-DP-1/i2c-9"])
+def test_a_display_is_refused_while_a_program_has_its_monitors_bus_open(
+    run: Run, kernel: FakeKernel, place: str
+) -> None:
+    """The unbind waits until it is closed, as with audio."""
+    kernel.sysfs.make(f"/sys/bus/pci/devices/0000:02:00.0/{place}/i2c-dev/i2c-9")
+    kernel.sysfs.make("/sys/bus/pci/devices/0000:02:00.0/i2c-10")  # without a node
+    kernel.sysfs.put("/proc/813/comm", "org_kde_powerde")
+    kernel.sysfs.link_absolute("/proc/813/fd/3", "/dev/i2c-9")
+    kernel.sysfs.put("/proc/814/comm", "sensors")
+    kernel.sysfs.link_absolute("/proc/814/fd/3", "/dev/i2c-10")
+    refused = run("bind", "0000:02:00.0")
+    assert refused.status == 4
+    assert "is in use by: org_kde_powerde (PID 813)" in refused.stderr
+    assert "sensors" not in refused.stderr
+    assert "org_kde_powerde" in run("list", "--columns", "address,used-by").stdout
+
+
 def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
     allow = ["--allow", "mounted-disk", "--allow", "default-route"]
     bound = run("bind", "0000:04:02.0", "--with-group", *allow)

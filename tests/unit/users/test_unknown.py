@@ -243,6 +243,7 @@ def test_a_file_whose_path_is_too_long_to_be_shown_may_be_a_disk() -> None:
         ("sys/class/vfio/11/dev: 1:5", "/dev/vfio/11"),
         ("sys/class/infiniband_mad/umad9/dev: 1:5", "/dev/infiniband/umad9"),
         ("sys/class/uio/uio3/dev: 1:5", "/dev/uio3"),
+        ("sys/class/i2c-dev/i2c-4/dev: 1:5", "/dev/i2c-4"),
         ("proc/devices: Character devices:\\n  1 nvidia-frontend", "/dev/nvidia5"),
         ("proc/devices: 1 nvidia-uvm", None),
     ],
