@@ -39,6 +39,8 @@ _SESSIONS = HostPath("/run/systemd/sessions")
 _USERS = HostPath("/run/systemd/users")
 _SCREEN_DEADLINE = 15.0
 """Seconds for a driver to show a frame buffer; those of GPUs load firmware before."""
+_STARTED = frozenset({"active", "reloading"})
+"""Not `activating`: systemctl waits for that, and a unit that fails again and again is in it."""
 _STOPPED = frozenset({"inactive", "failed"})
 _PATIENCE = 30.0
 """Seconds for a program that only asks or announces."""
@@ -69,7 +71,7 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
     try:
         tree.call(*systemctl("start" if step.after else "stop", unit), limit=UNIT_DEADLINE)
         state = _state(tree, unit)
-        if (state not in _STOPPED) is not step.after:
+        if state not in (_STARTED if step.after else _STOPPED):
             message = f"cannot {'start' if step.after else 'stop'} {unit}: it is {state}"
             raise HostError(message, f"see: systemctl status {unit.name}")
     except HostError as error:

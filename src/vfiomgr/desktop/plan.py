@@ -27,7 +27,7 @@ from vfiomgr.desktop.steps import (
     SetModules,
     SetUnit,
 )
-from vfiomgr.diagnostic import READ_IT, blocker
+from vfiomgr.diagnostic import READ_IT, allow, blocker
 from vfiomgr.engine.plan import distinct
 from vfiomgr.users import desktop as programs
 from vfiomgr.users.desktop import UserSession
@@ -222,10 +222,14 @@ def _modules(card: DesktopCard, desktop: DesktopFacts) -> tuple[str, ...]:
     a loop for them (nv_pci_remove in kernel-open/nvidia/nv-pci.c); unloading a module that is in
     use fails at once instead.
     """
-    on_nvidia = [d for d in card.host.devices if d.driver == _NVIDIA]
-    is_only = all(d.address.slot == card.device.address.slot for d in on_nvidia)
     modules = desktop.nvidia_modules
-    return modules if on_nvidia and is_only and _NVIDIA_DRM in modules else ()
+    return modules if _has_nvidia_alone(card) and _NVIDIA_DRM in modules else ()
+
+
+def _has_nvidia_alone(card: DesktopCard) -> bool:
+    """Whether NVIDIA's driver has this card and no other one."""
+    slots = {d.address.slot for d in card.host.devices if d.driver == _NVIDIA}
+    return slots == {card.device.address.slot}
 
 
 # ---- plans
@@ -245,6 +249,16 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
             device,
             f"cannot tell what of the desktop uses {device}: {text}",
             "make it readable, then run the command again as root of the host",
+        )
+    if device.framebuffers and not has_screen_driver(device):
+        names = ", ".join(device.framebuffers)
+        yield blocker(
+            "release-not-restored",
+            device,
+            f"{device} only shows the firmware's framebuffer ({names}), which does not come back "
+            "before the next boot",
+            "load the native driver of the card first",
+            allow("boot-display", before="to bind it without its screen, leave out --release and "),
         )
     mux = desktop.laptop.mux
     if mux is not None and mux.value is False and not card.host.is_integrated(device):
@@ -290,7 +304,8 @@ def release_steps(release: Release) -> Iterator[Step]:
         return
     card = release.card
     yield _recorded(release)
-    nodes = tuple(sorted(node for node in card.nodes if node not in _SHARED))
+    shared = () if _has_nvidia_alone(card) else _SHARED
+    nodes = tuple(sorted(node for node in card.nodes if node not in shared))
     for unit in release.units:
         if unit.uid is None:
             yield SetUnit(unit, before=True, after=False)
@@ -341,10 +356,16 @@ def detaching_steps(release: Release) -> Iterator[Step]:
         yield SetModules(card.device.identity, release.modules, (), _NVIDIA, functions)
 
 
-def resuming_steps(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Step]:
-    """The steps after a bind: start what was stopped if another display remains."""
+def resuming_steps(
+    host: HostSnapshot, functions: Iterable[PciDevice], planned: Iterable[Step] = ()
+) -> Iterator[Step]:
+    """The steps after a bind: start what was stopped if another display remains.
+
+    `planned` are the steps before it, which may change the records.
+    """
+    records = {s.device.address: s.after for s in planned if isinstance(s, RecordRelease)}
     for device in functions:
-        record = record_of(host, device.address)
+        record = records.get(device.address) or record_of(host, device.address)
         if record is None:
             continue
         left = replace(record, paused=())

@@ -152,8 +152,8 @@ class SetConsole(Exchange, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        verb = "attach the text console to" if self.after else "detach the text console from"
-        return f"{self.device.address}: {verb} its frame buffer"
+        what = "attach the text console to a" if self.after else "detach the text console from its"
+        return f"{self.device.address}: {what} frame buffer"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""

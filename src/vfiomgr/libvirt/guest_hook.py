@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.definitions.requests import StartVgpu
+from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.checks import check_domains
 from vfiomgr.libvirt.hook import GUESTS, GuestRecord, needs_of, parse_record, returns_of, taken_by
 
 if TYPE_CHECKING:
@@ -107,8 +109,22 @@ def prepare_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:
         NeedsRoot: changes to the host require root; nothing was changed.
 
     """
+    if domain.hook is not None and domain.hook.release:
+        _refuse_failing_start(host, domain)
     with host.changing() as work:
         return GuestHook(domain, work).prepare()
+
+
+def _refuse_failing_start(host: ManagedHost, domain: Domain) -> None:
+    """Refuse a guest that could not start before the desktop releases anything for it.
+
+    Raises:
+        Refusal: `check domain` finds a blocker, other than that of the hook itself, which runs.
+
+    """
+    (report,) = check_domains(host, [domain], None)
+    blockers = (found for found in report.findings if found.severity == "blocker")
+    refuse_if_any(found for found in blockers if found.rule != "hook-not-installed")
 
 
 def release_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:

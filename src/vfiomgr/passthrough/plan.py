@@ -140,7 +140,8 @@ def plan_bind(
     _check_driver(host, request.driver)
     if request.release:
         targets = [host.device(address) for address in drivers_for(host, request, others)]
-        plain = replace(request, release=False)
+        # A card that sleeps too deeply (D3cold) on vfio-pci may not come back.
+        plain = replace(request, release=False, no_d3cold=True)
         return plan_released(host, request, targets, lambda seen: plan_bind(seen, plain))
     named = [host.device(address) for address in request.addresses]
     wanted = drivers_for(host, request, others)

@@ -58,7 +58,7 @@ def plan_released(
         # Without its module a function has no driver, and what it had is recorded before.
         saving = (step for step in bound.steps if isinstance(step, SaveOriginalState))
         detaching = (*saving, *detaching)
-    resuming = tuple(resuming_steps(host, functions))
+    resuming = tuple(resuming_steps(host, functions, (*going, *detaching)))
     if not (going or detaching):
         groups = bound.parallel_groups and (*bound.parallel_groups, *(LAST for _ in resuming))
         return replace(bound, steps=(*bound.steps, *resuming), parallel_groups=groups)

@@ -84,6 +84,15 @@ def test_a_desktop_that_keeps_the_card_keeps_its_session_manager(tmp_path: Path)
     assert read_records(live.kernel) == ()
 
 
+def test_a_guest_that_could_not_start_ends_no_session(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    absent = replace(GUEST, hostdevs=(*GUEST.hostdevs, hostdev("0000:7f:00.0")))
+    with pytest.raises(Refusal, match=r"0000:7f:00\.0"):
+        prepare(live.kernel, absent)
+    assert live.log == []
+    assert has_desktop(live)
+
+
 def test_the_setting_is_read_as_it_is_written() -> None:
     for settings in (HookSettings(), RELEASE, HookSettings(release=True, end_sessions=True)):
         mark = render_settings(settings).replace("<devices", f"<devices xmlns='{NAMESPACE}'")

@@ -184,6 +184,7 @@ def test_a_compositor_that_keeps_the_card_is_named_with_what_ends_it(tmp_path: P
 def test_gnome_starts_again_without_the_second_card(tmp_path: Path) -> None:
     """It closes no card while it runs: its session ends, and the greeter is back at once."""
     live = LiveDesktop(desktops.gnome(tmp_path, cards=2))
+    assert str(plan(live, SECOND_TOO)).splitlines()[-2] == "then: start gdm.service"
     bind(live, SECOND_TOO)
     assert driver(live, SECOND) == "vfio-pci"
     assert live.log == ["stop gdm.service", "end session 2", "start gdm.service"]
@@ -267,7 +268,38 @@ def test_a_laptop_whose_panel_is_on_the_card_is_refused(tmp_path: Path) -> None:
     desktop.sysfs.put("/sys/devices/platform/asus-nb-wmi/gpu_mux_mode", "0")
     error = refusal(LiveDesktop(desktop))
     assert "wired to 0000:01:00.0" in error.message
-    assert "echo 1 > /sys/devices/platform/asus-nb-wmi/gpu_mux_mode" in error.hint
+    assert error.hint == "vfiomgr laptop hybrid, and reboot"
+
+
+def test_a_card_with_only_the_firmware_framebuffer_is_refused(tmp_path: Path) -> None:
+    """vfio-pci removes it, and no plan can bring it back: efi-framebuffer/bind says ENODEV."""
+    desktop = desktops.Desktop(tmp_path, driver=None)
+    lines = f"e0000000-efffffff : {FIRST}\n  e0000000-e0ffffff : efifb"
+    desktop.sysfs.put("/proc/iomem", lines)
+    error = refusal(LiveDesktop(desktop))
+    assert "only shows the firmware's framebuffer (efifb)" in error.message
+    assert "load the native driver" in error.hint
+
+
+def test_a_program_on_the_buses_of_the_screens_is_refused(tmp_path: Path) -> None:
+    """i2c_del_adapter waits for it, without end: ddcutil, powerdevil, OpenRGB."""
+    desktop = desktops.gnome(tmp_path)
+    card = f"/sys/bus/pci/devices/{FIRST}"
+    desktop.sysfs.make(f"{card}/i2c-3/i2c-dev/i2c-3")
+    desktop.sysfs.make(f"{card}/drm/card0/card0-DP-1/i2c-7/i2c-dev/i2c-7")
+    desktop.service(2100, "openrgb", "openrgb.service", "/dev/i2c-7")
+    error = refusal(LiveDesktop(desktop))
+    assert "in use by: openrgb (PID 2100, openrgb.service)" in error.message
+
+
+def test_the_card_does_not_sleep_too_deeply_while_it_waits_for_the_guest(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    d3cold = f"/sys/bus/pci/devices/{FIRST}/d3cold_allowed"
+    live.kernel.sysfs.put(d3cold, "1")
+    bind(live)
+    assert live.kernel.sysfs.get(d3cold) == "0"
+    unbind(live)
+    assert live.kernel.sysfs.get(d3cold) == "1"
 
 
 def test_without_release_the_console_is_refused_as_before(tmp_path: Path) -> None:
