@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+import libvirt
 import pytest
 from lxml import etree
 
@@ -48,6 +50,13 @@ WANTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
+def connection() -> Iterator[libvirt.virConnect]:
+    opened = libvirt.open("test:///default")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
 def embed() -> Iterator[Embed]:
     with embedded() as started:
         yield started
@@ -72,6 +81,21 @@ def test_libvirt_defines_a_desktop_and_keeps_all_of_it(embed: Embed, name: str) 
     """Without KVM, which is not on every machine, and without a TPM, which needs swtpm."""
     xml = text_of(name, virt_type="qemu", tpm=None, secure_boot=False)
     assert_kept(etree.fromstring(xml), etree.fromstring(embed.defined(xml)))
+
+
+@pytest.mark.parametrize("name", known())
+def test_what_only_kvm_has_is_kept_too(connection: libvirt.virConnect, name: str) -> None:
+    """Hyper-V, Secure Boot, a TPM, pairs of CPUs: as a domain of libvirt's test driver."""
+    xml = text_of(name).partition("<qemu:commandline>")[0]
+    xml = xml.replace("<domain type='kvm'", "<domain type='test'").replace(" firmware='efi'", "")
+    xml = re.sub(r"<firmware>.*</firmware>", "", xml, flags=re.DOTALL)
+    xml = xml if xml.rstrip().endswith("</domain>") else f"{xml}</domain>"
+    defined = connection.defineXMLFlags(xml, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
+    try:
+        kept = etree.fromstring(defined.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+        assert_kept(etree.fromstring(xml), kept)
+    finally:
+        defined.undefine()
 
 
 @pytest.mark.parametrize("name", known())
