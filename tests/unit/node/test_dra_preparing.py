@@ -800,10 +800,19 @@ def test_a_device_that_is_bound_needs_nobody_who_binds_it(
     Host(node.kernel).bind(FIRST)
     node.scan()
     monkeypatch.setattr(preparing, "may_bind", lambda _tree: False)
-    (device,) = prepare(node, claim_for(ONE)).devices
+    (device,) = prepare(node, with_reset(claim_for(ONE), reset=True)).devices
     assert device.nodes
     assert "bind" not in node.creating.orders
+    asked: list[OnDemand | None] = []
+
+    async def reset(unit: NodeUnit) -> str:
+        asked.append(unit.on_demand)
+        return "/sys is not writable"
+
+    node.creating.reset = reset  # type: ignore[method-assign]
     unprepare(node)
+    assert asked == [None]  # it is not an order for the pod that binds devices
+    assert node.notes == [f"{FIRST}: /sys is not writable"]
     assert Host(node.kernel).device(FIRST).driver == "vfio-pci"
 
 

@@ -210,7 +210,7 @@ class Preparing:
             staying: set[str] = set()
             if record is not None and record.boot == self._boot and not is_early:
                 for device in record.devices:
-                    if device.reset and not await self._reset(device):
+                    if device.reset and not await self._reset(device, _owner(uid, device)):
                         staying.add(device.unit)
             await self._release(uid, staying)
         return True
@@ -400,12 +400,16 @@ class Preparing:
 
     # ---- unprepare
 
-    async def _reset(self, device: PreparedDevice) -> bool:
-        """Reset a device; returns whether a driver of the host may have it."""
+    async def _reset(self, device: PreparedDevice, owner: str) -> bool:
+        """Reset a device; returns whether a driver of the host may have it.
+
+        What the pod that binds devices has bound, only that pod can reset.
+        """
         unit = self._unit(device.unit)
         if unit is None or unit.kind != "function":
             return True
-        unit = replace(unit, on_demand=device.target.on_demand)
+        is_bound = any(made.owner == owner for made in read_bound(self._tree, readable=True))
+        unit = replace(unit, on_demand=device.target.on_demand if is_bound else None)
         try:
             why_not = await self._creating.reset(unit)
         except BinderAway:
