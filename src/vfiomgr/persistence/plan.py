@@ -229,7 +229,9 @@ def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bo
     others = (*broken, *map(reservation_file, addresses))
     removed = tuple(step for path in others for step in replaced(host, path, None))
     part = exchange(host, wanted, None, rebuild=rebuild)
-    return Part((*removed, *part.steps), part.notes, part.already, (LOCK,))
+    opened = [a for a in addresses if host.files.text(reservation_file(a)) is not None]
+    told = (f"compositors open {address} again from the next boot on" for address in opened)
+    return Part((*removed, *part.steps), (*told, *part.notes), part.already, (LOCK,))
 
 
 def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
