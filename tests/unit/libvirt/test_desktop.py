@@ -166,10 +166,15 @@ def test_keyboard_and_mouse_of_the_host_are_switched_by_keys(domain: Domain) -> 
         {"dev": KEYBOARD, "grab": "all", "repeat": "on", "grabToggle": "scrolllock"},
         {"dev": MOUSE},
     ]
-    assert made.stderr == ""
+    assert made.stderr == (
+        "the devices of --evdev belong to the guest from its start; scrolllock switches\n"
+    )
+    mouse = domain("--evdev", MOUSE).stderr
+    assert mouse.startswith(f"no keyboard switches {MOUSE} back to the host while the guest runs")
     number = domain("--evdev", "/dev/input/event3,keyboard")
     assert "grabToggle='ctrl-ctrl'" in number.stdout
     assert number.stderr == (
+        "the devices of --evdev belong to the guest from its start; ctrl-ctrl switches\n"
         "/dev/input/event3 may be another device after a reboot; use a name below "
         "/dev/input/by-id/\n"
     )

@@ -99,6 +99,7 @@ def notes(request: DomainRequest) -> Iterator[str]:
         yield f"--desktop: {', '.join(_chosen(request))}"
     if request.looking_glass is not None:
         yield from _glass_notes(request.looking_glass)
+    yield from _input_notes(request)
     for given in request.evdev:
         if not given.path.startswith((BY_ID, "/dev/input/by-path/")):
             yield f"{given.path} may be another device after a reboot; use a name below {BY_ID}"
@@ -115,6 +116,19 @@ def notes(request: DomainRequest) -> Iterator[str]:
         yield (
             "after the GPU's driver is installed, remove the emulated screen: vfiomgr libvirt edit "
             f"{name} --no-video"
+        )
+
+
+def _input_notes(request: DomainRequest) -> Iterator[str]:
+    """QEMU grabs the devices as soon as no key is pressed (input_linux_complete)."""
+    toggles = [given.toggle for given in request.evdev if given.is_keyboard]
+    if toggles:
+        yield f"the devices of --evdev belong to the guest from its start; {toggles[0]} switches"
+    elif request.evdev:
+        path = request.evdev[0].path
+        yield (
+            f"no keyboard switches {path} back to the host while the guest runs: add one with "
+            f"--evdev, or write {path},keyboard if it is one"
         )
 
 
