@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tests.fakes.kernel import FakeKernel
 
@@ -38,7 +38,18 @@ class Desktop:
         kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True, loaded=True)
         for number in range(cards):
             self._add_card(number, driver, vendor)
-        self.sysfs = kernel.sysfs
+        self._begin()
+
+    @classmethod
+    def of(cls, kernel: FakeKernel) -> Self:
+        """The desktop of another host."""
+        desktop = cls.__new__(cls)
+        desktop.kernel = kernel
+        desktop._begin()
+        return desktop
+
+    def _begin(self) -> None:
+        self.sysfs = self.kernel.sysfs
         for place in ("/sys/class/vtconsole", "/sys/class/graphics", "/sys/bus/platform/devices"):
             self.sysfs.make(place)
         self.sysfs.put("/proc/net/tcp", "  sl  local_address rem_address   st")

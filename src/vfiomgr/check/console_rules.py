@@ -19,6 +19,7 @@ from vfiomgr.desktop.card import (
     is_of_manager,
     running_manager,
 )
+from vfiomgr.desktop.plan import release_of
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.listing import listed
@@ -222,6 +223,8 @@ def text_console(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagno
 
 def sessions(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the sessions that use the card, and how each is ended."""
+    if release_of(context, end_sessions=False).is_announced:
+        return  # their compositors close the card and go on
     for session, processes in context.sessions(desktop):
         names = listed([str(each) for each in processes], _MOST)
         nodes = sorted(context.nodes.intersection(session.nodes))
@@ -260,6 +263,8 @@ def _ending(session: UserSession, desktop: DesktopFacts) -> str:
 def display_manager(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report a display manager, which starts a greeter again when a session ends."""
     manager = running_manager(desktop)
+    if release_of(context, end_sessions=False).is_announced:
+        return
     if manager is None or not context.shows_greeter(desktop) or context.device.is_on_vfio:
         return
     unit, shown = manager

@@ -22,7 +22,7 @@ from vfiomgr.desktop.plan import (
     resuming_steps,
     without_released,
 )
-from vfiomgr.desktop.steps import SetModules
+from vfiomgr.desktop.steps import RecordRelease, SetModules
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.plan import LAST, Plan, distinct
 from vfiomgr.passthrough.steps import SaveOriginalState
@@ -70,5 +70,5 @@ def plan_released(
         parallel_groups=(),
         locks=(*bound.locks, LOCK),
         notes=distinct((*(text for one in releases for text in notes(one)), *bound.notes)),
-        deferred=distinct(step.describe() for step in later),
+        deferred=distinct(s.describe() for s in later if not isinstance(s, RecordRelease)),
     )

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.containerd import Containerd
+from tests.fakes.desktop import Desktop, gnome
 from tests.fakes.hosts import workstation
+from tests.fakes.laptop import laptop
+from tests.fakes.live_desktop import LiveDesktop
 from tests.fakes.machine import RELEASE
 from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.golden.container_cases import NODE
@@ -19,6 +22,7 @@ from tests.unit.golden.transcripts import as_installed
 from tests.unit.host_files import put_topology
 from tests.unit.kata.test_config_command import install
 from tests.unit.runtimes import put
+from vfiomgr.libvirt.preflight.desktop_files import FileState
 from vfiomgr.pci.memory import HostTopology, NumaNode
 
 if TYPE_CHECKING:
@@ -42,8 +46,30 @@ def kata_node(directory: Path) -> FakeKernel:
 
 
 def desktop(directory: Path) -> FakeKernel:
-    """A workstation with four cores of two threads."""
-    kernel = workstation(directory)
+    """A workstation."""
+    return with_cores(workstation(directory))
+
+
+def one_card(directory: Path) -> FakeKernel:
+    """GNOME on the only card, and an SSH server."""
+    host = gnome(directory)
+    host.ssh()
+    return with_cores(LiveDesktop(host).kernel)
+
+
+def mobile(directory: Path) -> FakeKernel:
+    """A laptop with a MUX, and Plasma, which has opened both GPUs."""
+    kernel = laptop(directory).kernel
+    host = Desktop.of(kernel)
+    host.display_manager("sddm.service", "sddm")
+    host.session("3", SERVICE="sddm")
+    every = ("/dev/dri/card0", "/dev/dri/card1")
+    host.of_user(1200, "kwin_wayland", "plasma-kwin_wayland.service", *every)
+    return with_cores(kernel)
+
+
+def with_cores(kernel: FakeKernel) -> FakeKernel:
+    """Four cores of two threads."""
     cores = tuple((core, core + 4) for core in range(4))
     every = tuple(range(8))
     node = NumaNode(0, every, 32 << 30, 28 << 30)
@@ -66,9 +92,16 @@ C 03  Display controller
 
 HOSTS: dict[str, Callable[[Path], FakeKernel]] = {
     "desktop": desktop,
+    "one-card": one_card,
+    "laptop": mobile,
     "vgpu-host": a40_host,
     "kata-node": kata_node,
 }
+
+
+def state_of_input(_tree: FakeKernel, path: str) -> FileState | None:
+    """A keyboard and a mouse: device nodes, which only root can make."""
+    return FileState(True, 0, 0, 0, 0o660) if path.startswith("/dev/input/") else None  # noqa: FBT003
 
 
 @pytest.fixture
@@ -89,6 +122,7 @@ def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
     put(kernel, f"/lib/modules/{RELEASE}/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko.xz:\n")
     put(kernel, "/sys/class/iommu/dmar0/intel-iommu/ecap", "f020df\n")
     as_installed(monkeypatch)
+    monkeypatch.setattr("vfiomgr.libvirt.preflight.desktop_files._state", state_of_input)
     monkeypatch.setattr("vfiomgr.containers.runtimes.apply._stamp", lambda: "20261121T120000Z")
     monkeypatch.chdir(tmp_path)
     return kernel

@@ -204,10 +204,11 @@ def inputs(context: PreflightContext) -> Iterator[Diagnostic]:
         cited = f"{context.at(line)}: <input type='evdev'>, dev='{path}'"
         state = None if known is None else known.files.get(path)
         if known is not None and (state is None or not state.is_node):
+            what = "does not exist" if state is None else "is not a device"
             yield finding(
                 "input-missing",
                 "blocker",
-                f"the input device {path} {'does not exist' if state is None else 'is no device'}",
+                f"the input device {path} {what}",
                 (cited,),
                 "the domain does not start while the keyboard or mouse is unplugged",
                 f"plug it in, or correct the name in line {line}: ls {BY_ID}",
