@@ -60,6 +60,7 @@ register(
     ),
     Capability("vfiomgr.desktop", values=("steps",), applies=("apply",)),
     Capability("vfiomgr.laptop", values=("steps",), plans=("plan",), applies=("apply",)),
+    Capability("vfiomgr.tuning", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability("vfiomgr.check", rules=("plan", "console_rules")),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(

@@ -41,7 +41,7 @@ _SCREEN_DEADLINE = 15.0
 """Seconds for a driver to show a frame buffer; those of GPUs load firmware before."""
 _STARTED = frozenset({"active", "reloading"})
 """Not `activating`: systemctl waits for that, and a unit that fails again and again is in it."""
-_STOPPED = frozenset({"inactive", "failed"})
+STOPPED = frozenset({"inactive", "failed"})
 _PATIENCE = 30.0
 """Seconds for a program that only asks or announces."""
 _MOST = 5
@@ -70,8 +70,8 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
         return  # no manager of the user runs: nothing to stop, and a login starts it
     try:
         tree.call(*systemctl("start" if step.after else "stop", unit), limit=UNIT_DEADLINE)
-        state = _state(tree, unit)
-        if state not in (_STARTED if step.after else _STOPPED):
+        state = unit_state(tree, unit)
+        if state not in (_STARTED if step.after else STOPPED):
             message = f"cannot {'start' if step.after else 'stop'} {unit}: it is {state}"
             raise HostError(message, f"see: systemctl status {unit.name}")
     except HostError as error:
@@ -81,7 +81,7 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
         warnings.warn(f"{error.message}; to try again: {command}", stacklevel=2)
 
 
-def _state(tree: HostTree, unit: ServiceUnit) -> str:
+def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
     """The state of a unit as systemd reports it.
 
     Raises:

@@ -16,6 +16,8 @@ from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.checks import check_domains
 from vfiomgr.libvirt.hook import GUESTS, GuestRecord, needs_of, parse_record, returns_of, taken_by
+from vfiomgr.tuning.model import TUNED, parse_tuned
+from vfiomgr.tuning.steps import RestoreHost
 
 if TYPE_CHECKING:
     from vfiomgr.engine.host import ManagedHost
@@ -49,19 +51,26 @@ class GuestHook:
             Refusal: a device cannot be made available; nothing was taken.
 
         """
-        before = self._record()
+        before, was_tuned = self._record(), self._is_tuned()
         try:
             for request in needs_of(self._work.scan(), self._domain, before).intents():
                 self._take(request)
         except BaseException:
-            self._give_back(before)
+            try:
+                self._give_back(before)
+            finally:
+                if not was_tuned:
+                    self._restore_host()
             raise
         after = self._record()
         return tuple(n for n in _names(after) if n not in _names(before))
 
     def release(self) -> tuple[str, ...]:
         """Return what was taken for the guest to the host."""
-        return self._give_back(GuestRecord(self._uuid, self._domain.name))
+        try:
+            return self._give_back(GuestRecord(self._uuid, self._domain.name))
+        finally:
+            self._restore_host()
 
     def _take(self, request: Request) -> None:
         def note(plan: Plan) -> None:
@@ -83,6 +92,15 @@ class GuestHook:
             apply(request, self._work)
         self._keep(remaining)
         return _names(going)
+
+    def _is_tuned(self) -> bool:
+        """Whether the host was changed for the guest, besides its devices."""
+        found = parse_tuned(self._tree.read_text(TUNED))
+        return any(guest.uuid == self._uuid for guest in found)
+
+    def _restore_host(self) -> None:
+        if self._is_tuned():
+            apply(RestoreHost(self._uuid, self._domain.name), self._work)
 
     def _record(self) -> GuestRecord:
         empty = GuestRecord(self._uuid, self._domain.name)

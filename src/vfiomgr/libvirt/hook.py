@@ -25,6 +25,7 @@ from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import require_plain
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.tuning.steps import HugepageNeeds, MemoryPart, TuneHost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class GuestNeeds(Value):
     vgpus: tuple[str, ...] = ()
     """vGPUs that are defined but not active."""
     settings: HookSettings = HookSettings()
+    tuning: TuneHost | None = None
+    """What is changed on the host while the guest runs."""
 
     @property
     def bind(self) -> Bind:
@@ -166,7 +169,9 @@ class GuestNeeds(Value):
         return Bind(self.functions, release=how.release, end_sessions=how.end_sessions)
 
     def intents(self) -> Iterator[Request]:
-        """The requests that make them available; vGPUs first, because these fail more often."""
+        """The requests that make them available; first what fails more often, and harms least."""
+        if self.tuning is not None:
+            yield self.tuning
         if self.vgpus:
             yield StartVgpu(self.vgpus)
         if self.functions:
@@ -207,7 +212,36 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
     begun = (host.device_named(name) for name in record.functions)
     functions += [d.address for d in begun if d is not None and not d.is_on_vfio]
     settings = domain.hook or HookSettings()
-    return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus), settings)
+    tuning = tuning_of(host, domain)
+    return GuestNeeds(tuple(dict.fromkeys(functions)), tuple(vgpus), settings, tuning)
+
+
+def tuning_of(host: HostSnapshot, domain: Domain) -> TuneHost:
+    """What the settings of a domain change on the host while it runs."""
+    settings, cpu = domain.hook or HookSettings(), domain.cpu
+    pinned = frozenset[int]().union(*(cpus for _, cpus in cpu.pins))
+    names = [h.name for h in domain.hostdevs if h.kind == "pci" and host.device_named(h.name)]
+    return TuneHost(
+        domain.uuid or "",
+        domain.name,
+        tuple(sorted(pinned)) if settings.isolate_cpus else None,
+        _hugepages(domain) if settings.hugepages else None,
+        f"guest {domain.name} has {', '.join(names)}" if names else "",
+    )
+
+
+def _hugepages(domain: Domain) -> HugepageNeeds:
+    """The huge pages of a domain: of its cells that are bound to nodes, and of the rest."""
+    memory = domain.memory
+    if not memory.has_hugepages:
+        return HugepageNeeds((), ())
+    bound = dict(memory.cell_nodes)
+    cells = [cell for cell in domain.cpu.cells if cell.number in bound]
+    parts = [MemoryPart(tuple(sorted(bound[c.number])), c.memory_bytes) for c in cells]
+    rest = memory.total_bytes - sum(part.size_bytes for part in parts)
+    if rest > 0:
+        parts.append(MemoryPart(tuple(sorted(memory.host_nodes)), rest))
+    return HugepageNeeds(memory.hugepage_bytes, tuple(parts))
 
 
 def taken_by(plan: Plan) -> tuple[str, ...]:

@@ -242,6 +242,10 @@ class HookSettings(Value):
     """The desktop releases displays before they are bound (`vfiomgr bind --release`)."""
     end_sessions: bool = False
     """With `release`: end sessions even if their compositor could close the display."""
+    isolate_cpus: bool = False
+    """The host's processes leave the CPUs that the guest is pinned to."""
+    hugepages: bool = False
+    """The huge pages of the guest are allocated, and freed when it ends."""
 
 
 class Domain(Value):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.fakes import desktop
+from tests.fakes.hosts import workstation
 from tests.fakes.live_desktop import LiveDesktop
+from tests.fakes.tunable import TunableHost
 from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host, xe_host
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ def arc_host(directory: Path) -> FakeKernel:
 def released_host(directory: Path) -> FakeKernel:
     """GNOME on the only card, an NVIDIA one."""
     return LiveDesktop(desktop.nvidia(directory)).kernel
+
+
+def tunable_host(directory: Path) -> FakeKernel:
+    """A host with systemd, on which huge pages can be allocated."""
+    return TunableHost(workstation(directory)).kernel
 
 
 def two_card_host(directory: Path) -> FakeKernel:

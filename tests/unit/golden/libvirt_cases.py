@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.libvirt_node import node_uri
 from tests.fakes.vgpu_hosts import t4_host
+from tests.unit.golden.hosts import tunable_host
 from tests.unit.golden.transcripts import Place, Scenario
 from tests.unit.libvirt.domain_texts import RECORDED
 from tests.unit.libvirt.migration.hosts import OTHER_VF, network, network_host, vgpu_host
 from tests.unit.libvirt.migration.test_migration import ONE_VF, ONE_VGPU
 from tests.unit.libvirt.preflight.situations import xml
+from tests.unit.libvirt.test_hook_commands import OPTED_IN
 from tests.unit.libvirt.test_hook_commands import xml as hooked
 from tests.unit.libvirt.test_nodedev_commands import ACTIVE, IDLE, Libvirt
 from vfiomgr.snapshot.source import write_snapshot
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
 
+TUNED = OPTED_IN.replace("bind=", "isolate-cpus='yes' hugepages='yes' bind=") + (
+    "<memoryBacking><hugepages/></memoryBacking>"
+    "<vcpu>1</vcpu><cputune><vcpupin vcpu='0' cpuset='2-3'/></cputune>"
+)
 CONNECTION = "vfiomgr.libvirt.client.connection.Connection"
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 DOMAIN = """\
@@ -208,6 +214,12 @@ LIBVIRT_SCENARIOS = (
     ),
     Scenario(
         "libvirt hook install",
+        "libvirt hook install win --isolate-cpus --hugepages",
+        prepare=with_libvirt,
+        case="tuned",
+    ),
+    Scenario(
+        "libvirt hook install",
         """
         libvirt hook install win --dry-run
         libvirt hook install win
@@ -242,6 +254,17 @@ LIBVIRT_SCENARIOS = (
         stdin=hooked("0000:01:00.0"),
         case="prepared",
         keeps=True,
+    ),
+    Scenario(
+        "libvirt hook run",
+        """
+        libvirt hook run win prepare begin -
+        libvirt hook run win release end -
+        """,
+        tunable_host,
+        stdin=hooked("0000:01:00.0", TUNED),
+        case="tuned",
+        journals={"tune-host": "tune-host", "restore-host": "restore-host"},
     ),
     Scenario(
         "libvirt hook run",

@@ -94,7 +94,8 @@ def test_a_guest_that_could_not_start_ends_no_session(tmp_path: Path) -> None:
 
 
 def test_the_setting_is_read_as_it_is_written() -> None:
-    for settings in (HookSettings(), RELEASE, HookSettings(release=True, end_sessions=True)):
+    every = HookSettings(release=True, end_sessions=True, isolate_cpus=True, hugepages=True)
+    for settings in (HookSettings(), RELEASE, HookSettings(isolate_cpus=True), every):
         mark = render_settings(settings).replace("<devices", f"<devices xmlns='{NAMESPACE}'")
         root = parse(f"<domain><metadata>{mark}</metadata></domain>".encode(), "win")
         assert hook_settings(root) == settings

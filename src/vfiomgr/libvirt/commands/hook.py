@@ -85,12 +85,12 @@ def hook() -> None:
     is_flag=True,
     help="With --release: end sessions, also if compositors can close it.",
 )
+@click.option("--isolate-cpus", is_flag=True, help="Keep the host off the guest's CPUs.")
+@click.option("--hugepages", is_flag=True, help="Allocate the guest's huge pages.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session
-def install(
-    session: Session, *, domains: tuple[str, ...], release: bool, end_sessions: bool, uri: str
-) -> None:
+def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings: bool) -> None:
     """Install the hook, or enable it for domains.
 
     Without DOMAIN the hook itself is installed, which libvirt 6.5 and later runs:
@@ -102,6 +102,10 @@ def install(
     hook has the safety checks of `vfiomgr bind` (the console display, a mounted disk, a device in
     use); if it refuses, the guest does not start.
 
+    With --isolate-cpus the host's processes leave the CPUs that the guest is pinned to while it
+    runs. With --hugepages its huge pages are allocated at the start, and freed when it ends; if
+    there is too little memory, the guest does not start.
+
     With --release the desktop releases the displays of the guest before each start, without a
     question: sessions that use them end. It has them back when the guest ends, or never started.
 
@@ -112,15 +116,17 @@ def install(
       vfiomgr libvirt hook install win
       vfiomgr libvirt hook install win --release
       vfiomgr libvirt hook install win --release --end-sessions
+      vfiomgr libvirt hook install win --isolate-cpus --hugepages
       vfiomgr libvirt hook install win --connect qemu+ssh://node7/system
     """
-    if end_sessions and not release:
+    if settings["end_sessions"] and not settings["release"]:
         forbid_alone("--end-sessions", "--release", "no session uses a free device")
     if domains:
-        _mark(session, uri, domains, HookSettings(release=release, end_sessions=end_sessions))
+        _mark(session, uri, domains, HookSettings(**settings))
         return
-    if release:
-        forbid_alone("--release", "DOMAIN", "it is a setting of a domain")
+    for name in (name for name, is_on in settings.items() if is_on):
+        option = f"--{name.replace('_', '-')}"
+        forbid_alone(option, "DOMAIN", "it is a setting of a domain")
     _require_here()
     _change(session, InstallHook(own_program()))
 
@@ -199,7 +205,9 @@ def _mark(
         changing = [name for name in is_there if is_there[name] != settings]
         if not session.dry_run:
             _set(connection, changing, element)
-        idle = [n for n in is_there if element and not _has_work(connection.domain(n))]
+        tunes = settings is not None and (settings.isolate_cpus or settings.hugepages)
+        asked = [] if element is None or tunes else list(is_there)
+        idle = [name for name in asked if not _has_work(connection.domain(name))]
     if element and _is_here(session, uri) and not session.tree.exists(SCRIPT):
         note("the hook is not installed yet; install it with: vfiomgr libvirt hook install")
     for name in idle:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.hook import OPT_IN
+from vfiomgr.libvirt.hook import OPT_IN, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards, isolation
@@ -21,6 +21,7 @@ from vfiomgr.passthrough.readiness_hints import (
     how_to_bind,
 )
 from vfiomgr.paths import SCRIPT
+from vfiomgr.tuning.plan import plan_tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,6 +274,9 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
     """A domain that enables the hook, without a script that libvirt would run."""
     needs = context.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
+    hook = context.domain.hook
+    if hook is not None:
+        names += ("the CPUs",) * hook.isolate_cpus + ("huge pages",) * hook.hugepages
     if not names or context.host.files.text(SCRIPT) is not None:
         return
     yield finding(
@@ -280,7 +284,7 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
         "blocker",
         f"the domain relies on the hook for {', '.join(names)}, but the hook is not installed",
         (_mark(context), f"{SCRIPT} does not exist"),
-        "nothing binds the devices before the start",
+        "nothing prepares them before the start",
         "vfiomgr libvirt hook install; then restart libvirtd or virtqemud once",
     )
 
@@ -307,6 +311,24 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
             "the hook has the safety checks of vfiomgr bind, and a guest does not start if its "
             "hook fails",
             "; ".join(dict.fromkeys(diagnostic.hint for diagnostic in found)),
+        )
+
+
+def host_unprepared(context: PreflightContext) -> Iterator[Diagnostic]:
+    """The hook isolates CPUs and allocates huge pages: if it cannot, the guest does not start."""
+    runs = context.itself is not None and context.itself.is_active
+    if context.domain.hook is None or context.host.topology is None or runs:
+        return
+    try:
+        plan_tuning(context.host, tuning_of(context.host, context.domain))
+    except Refusal as refusal:
+        yield finding(
+            "hook-refused",
+            "blocker",
+            refusal.message,
+            (_mark(context),),
+            "a guest does not start if its hook fails",
+            refusal.hint,
         )
 
 

@@ -149,7 +149,8 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU allocates huge pages when it starts: "unable to map backing store for guest RAM"."""
     memory = context.domain.memory
     nodes = _nodes(context)
-    if not memory.has_hugepages or not nodes or _runs(context):
+    hook = context.domain.hook
+    if not memory.has_hugepages or not nodes or _runs(context) or (hook and hook.hugepages):
         return
     known = context.host.topology and context.host.topology.default_page_bytes
     sizes = set(memory.hugepage_bytes) or ({known} if known else set())

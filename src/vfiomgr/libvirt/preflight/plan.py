@@ -113,6 +113,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(drivers.on_host_driver, "on-host-driver"),
             rule(drivers.not_installed, "hook-not-installed"),
             rule(drivers.refused, "hook-refused"),
+            rule(drivers.host_unprepared, "hook-refused"),
             rule(
                 drivers.managed_in_use,
                 "managed-boot-display",

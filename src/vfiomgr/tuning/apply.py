@@ -1,0 +1,205 @@
+"""Perform the steps about the host while a guest runs, and verify the result."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from vfiomgr.desktop.apply import STOPPED, unit_state
+from vfiomgr.engine.registry import performs
+from vfiomgr.engine.verified_write import becomes_true
+from vfiomgr.errors import HostError
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.pci.memory import CPUS, read_topology
+from vfiomgr.tuning.model import TUNED, added_by, cpus_of, others, parse_tuned, render_tuned
+from vfiomgr.tuning.plan import at_boot
+from vfiomgr.tuning.steps import (
+    UNITS,
+    AllocatePages,
+    InhibitSleep,
+    IsolateCpus,
+    RecordTuning,
+    allow,
+    attribute,
+)
+from vfiomgr.units import format_cpulist, parse_cpulist
+from vfiomgr.units import size as shown_size
+from vfiomgr.users.released import ServiceUnit
+
+if TYPE_CHECKING:
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.tuning.model import TunedGuest
+
+_CGROUPS = HostPath("/sys/fs/cgroup")
+_COMPACT = HostPath("/proc/sys/vm/compact_memory")
+_PATIENCE = 30.0
+"""Seconds for an answer of systemd, and until it has written to cgroups."""
+
+
+@performs(RecordTuning)
+def record_tuning(tree: HostTree, step: RecordTuning) -> None:
+    """Write or remove the entry of a guest; the file is only valid for this boot."""
+    rest = others(parse_tuned(tree.read_text(TUNED)), step.uuid)
+    guests = rest if step.after is None else (*rest, step.after)
+    if guests:
+        tree.make_directory(RUNTIME)
+        tree.replace(TUNED, render_tuned(guests).encode(), durable=False)
+    else:
+        tree.remove(TUNED)
+
+
+def _other_guests(tree: HostTree, uuid: str) -> tuple[TunedGuest, ...]:
+    return others(parse_tuned(tree.read_text(TUNED)), uuid)
+
+
+# ---- CPUs
+
+
+@performs(IsolateCpus)
+def isolate_cpus(tree: HostTree, step: IsolateCpus) -> None:
+    """Set the CPUs of the host's units to those that no guest has.
+
+    Raises:
+        HostError: no CPU remains, another program has set them, or cgroups did not follow.
+
+    """
+    taken = cpus_of(_other_guests(tree, step.uuid))
+    is_alone = not taken
+    online = parse_cpulist(tree.read(CPUS / "online"))
+    taken |= frozenset(step.cpus if step.after else ())
+    allowed = tuple(cpu for cpu in online if cpu not in taken)
+    if not allowed:
+        message = f"cannot isolate CPUs {format_cpulist(step.cpus)}: no CPU remains for the host"
+        raise HostError(message, "pin the guest's CPUs to fewer")
+    if not tree.exists(_CGROUPS / "cgroup.controllers"):
+        message = "cannot isolate CPUs: systemd sets AllowedCPUs= only with cgroup v2"
+        raise HostError(message, "boot with systemd.unified_cgroup_hierarchy=1")
+    for unit in UNITS:
+        if is_alone and step.after:
+            _require_own(tree, unit, (allowed, online))
+        _allow(tree, unit, allowed)
+        if not taken:
+            tree.call(*allow(unit, ""), limit=_PATIENCE)
+
+
+def _require_own(tree: HostTree, unit: str, own: tuple[tuple[int, ...], ...]) -> None:
+    """Require that nobody else has set the CPUs of a unit.
+
+    Raises:
+        HostError: they are set, or systemd does not answer.
+
+    """
+    answer = tree.ask(("systemctl", "show", "--property=AllowedCPUs", "--value", unit), _PATIENCE)
+    if answer is None or answer.status:
+        message = f"cannot tell AllowedCPUs= of {unit}: systemctl show does not answer"
+        raise HostError(message, f"see: systemctl show {unit}")
+    found = parse_cpulist(answer.output.strip().replace(" ", ","))
+    if found and found not in own:
+        message = f"AllowedCPUs= of {unit} is already set: {format_cpulist(found)}"
+        raise HostError(message, f"remove it: systemctl set-property {unit} AllowedCPUs=")
+
+
+def _allow(tree: HostTree, unit: str, cpus: tuple[int, ...]) -> None:
+    """Set the CPUs of a unit, and wait until its cgroup has them.
+
+    A unit without a cgroup has no process, and gets them when it starts.
+    """
+    text = format_cpulist(cpus)
+    tree.call(*allow(unit, text), limit=_PATIENCE)
+    place = _CGROUPS / unit
+
+    def has_them() -> bool:
+        return parse_cpulist(tree.read(place / "cpuset.cpus")) == cpus or not tree.exists(place)
+
+    if not becomes_true(has_them, _PATIENCE):
+        found = tree.read(place / "cpuset.cpus")
+        message = f"AllowedCPUs={text} of {unit} has no effect: cpuset.cpus is {found or 'empty'}"
+        raise HostError(message, f"see: systemctl status {unit}")
+
+
+# ---- huge pages
+
+
+@performs(AllocatePages)
+def allocate_pages(tree: HostTree, step: AllocatePages) -> None:
+    """Raise the number of huge pages, or lower it as far as they are free.
+
+    Raises:
+        HostError: the kernel allocated fewer.
+
+    """
+    pages = step.pages
+    goal = pages.base + added_by(_other_guests(tree, step.uuid), pages.pool)
+    if step.after:
+        _raise(tree, step, goal + pages.added)
+    else:
+        _lower(tree, step, goal)
+
+
+def _raise(tree: HostTree, step: AllocatePages, goal: int) -> None:
+    """The write succeeds with fewer pages than written (hugetlb_sysctl_handler in mm/hugetlb.c)."""
+    pages, first = step.pages, _total(tree, step)
+    if first >= goal:
+        return
+    tree.write(step.path, str(goal))
+    if _total(tree, step) < goal:
+        tree.write(_COMPACT, "1")
+        tree.write(step.path, str(goal))
+    got = _total(tree, step)
+    if got >= goal:
+        return
+    node = read_topology(tree).node(pages.node)
+    free = "unknown" if node is None else shown_size(node.free_bytes)
+    message = (
+        f"cannot allocate {goal - first} huge pages of {shown_size(pages.page_bytes)} on node "
+        f"{pages.node}: the kernel allocated {got - first}; free memory: {free}, too fragmented"
+    )
+    boot = at_boot(pages.page_bytes, goal)
+    raise HostError(message, f"reserve them at boot, with the kernel parameters: {boot}")
+
+
+def _lower(tree: HostTree, step: AllocatePages, least: int) -> None:
+    """Pages in use stay, and so do those that somebody else added."""
+    now = _total(tree, step)
+    goal = max(least, now - step.pages.added)
+    if now <= goal:
+        return
+    free = tree.read_number(attribute(step.pages, "free_hugepages")) or 0
+    if free:
+        tree.write(step.path, str(max(goal, now - free)))
+    left = _total(tree, step) - goal
+    if left > 0:
+        text = f"{left} huge pages on node {step.pages.node} are still in use and stay allocated"
+        warnings.warn(f"{text}; to free them later: echo {goal} > {step.path}", stacklevel=2)
+
+
+def _total(tree: HostTree, step: AllocatePages) -> int:
+    return tree.read_number(step.path) or 0
+
+
+# ---- sleep
+
+
+@performs(InhibitSleep)
+def inhibit_sleep(tree: HostTree, step: InhibitSleep) -> None:
+    """Start or stop the service that inhibits sleep; a guest starts without it, with a warning.
+
+    Raises:
+        HostError: it did not stop.
+
+    """
+    try:
+        if _is_inhibited(tree, step) is not step.after:
+            tree.call(*step.argv, limit=_PATIENCE)
+            if _is_inhibited(tree, step) is not step.after:
+                message = f"{step.unit} did not {'start' if step.after else 'stop'}"
+                raise HostError(message, f"see: systemctl status {step.unit}")
+    except HostError as error:
+        if not step.after:
+            raise
+        message = f"the host may sleep while a guest has devices: {error.message}; {error.hint}"
+        warnings.warn(message, stacklevel=2)
+
+
+def _is_inhibited(tree: HostTree, step: InhibitSleep) -> bool:
+    return unit_state(tree, ServiceUnit(step.unit)) not in STOPPED
