@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Self
 
 from tests.fakes.kernel import FakeKernel
@@ -96,6 +97,29 @@ class Desktop:
             driver="snd_hda_intel",
             gives=[("sound", f"sound/card{number}/controlC{number}")],
         )
+
+    def keyboard_behind(self, address: str, *, group: int, bridge: str) -> None:
+        """The only keyboard, at a USB controller."""
+        self.kernel.add_driver("xhci_hcd", ids=[("*", "*", "0c03")])
+        self.kernel.add_pci(
+            address,
+            vendor="1002",
+            device="7446",
+            class_code="0c0330",
+            header_type=0x80,
+            subsystem="1002:0e3b",
+            group=group,
+            bridge=bridge,
+            driver="xhci_hcd",
+        )
+        place = os.path.realpath(self.sysfs.real(f"/sys/bus/pci/devices/{address}"))
+        below = place.partition("/sys/devices")[2]
+        lines = (
+            'N: Name="Board"',
+            f"S: Sysfs=/devices{below}/usb1/input0",
+            "H: Handlers=sysrq leds",
+        )
+        self.sysfs.put("/proc/bus/input/devices", "\n".join(lines))
 
     def text_console(self, *, bound: bool = True) -> None:
         """The text console on the frame buffer of the first card."""

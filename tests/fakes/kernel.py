@@ -91,6 +91,8 @@ class FakeKernel(Hardware):
         super().__init__(root, f"{memory}/record")
         self._has_iommu = has_iommu
         self._declared: list[Callable[[], None]] = []
+        self.lookers: list[Callable[[HostPath], None]] = []
+        """Called with each directory that is listed."""
         self.unpowered: set[str] = set()
         self._boots = 0
         self.sysfs = Sysfs(self.root)
@@ -164,6 +166,12 @@ class FakeKernel(Hardware):
     def read_bytes_in(self, above: str, name: str, limit: int = 1 << 16) -> bytes | None:
         """As the real tree, and more of it at once."""
         return super().read_bytes_in(above, name, limit)
+
+    def children(self, path: HostPath) -> list[str]:
+        """As the real tree, and whoever follows that is told."""
+        for look in self.lookers:
+            look(path)
+        return super().children(path)
 
     def is_claimed(self, path: HostPath, number: str) -> bool | None:
         """What an open with O_EXCL shows, of the device that has this number."""

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from tests.fakes.desktop import Desktop
     from tests.fakes.drivers import Driver
+    from vfiomgr.paths import HostPath
 
 _UEVENT = re.compile(r".*/drm/(card\d+|renderD\d+)/uevent")
+_CONSOLE = re.compile(r"/sys/class/vtconsole/vtcon1/bind")
 _SCREEN = "0000:01:00.0"
 _CLOSING = ("kwin_wayland", "sway", "labwc", "cage")
 
@@ -47,9 +49,16 @@ class LiveDesktop:
         """Users whose services go on after their last session."""
         self.immortal: set[int] = set()
         """Processes that do not end with their session or unit."""
+        self.late: dict[int, int] = {}
+        """How many looks at /proc later a process ends that should have ended."""
+        self.console_vanishes = False
+        """Whether the console's directory goes as soon as it is detached."""
+        self.started_with_screen: dict[str, bool] = {}
+        """Whether the text console was on the card when a unit started."""
         self.is_on_all_cards = False
         """Whether the console has a frame buffer on another card too."""
         self.had_console = self._sysfs.exists("/sys/class/vtconsole/vtcon1")
+        self._ending: set[int] = set()
         self._units: dict[str, list[tuple[int, str, str, tuple[str, ...]]]] = {}
         for pid in self._pids():
             cgroup = self._sysfs.get(f"/proc/{pid}/cgroup").strip().partition("::")[2]
@@ -68,7 +77,8 @@ class LiveDesktop:
         kernel.drivers.obstacles.append(self._held)
         kernel.drivers.when_bound.append(self._bound)
         kernel.drivers.when_leaving.append(self._leaving)
-        kernel._reactions.others += [(_UEVENT, self._announced)]
+        kernel._reactions.others += [(_UEVENT, self._announced), (_CONSOLE, self._detached)]
+        kernel.lookers.append(self._look)
 
     # ---- what is there
 
@@ -104,6 +114,7 @@ class LiveDesktop:
         if self.is_active(unit):
             return
         self.log.append(f"start {unit}")
+        self.started_with_screen[unit] = self.has_screen()
         for pid, command, cgroup, nodes in self._units.get(unit, [(990, unit, f"/{unit}", ())]):
             there = [node for node in nodes if self._sysfs.exists(node)]
             self.desktop.process(pid, command, cgroup, *there)
@@ -121,8 +132,24 @@ class LiveDesktop:
 
     def _end(self, of: Callable[[str], bool]) -> None:
         for pid in self._pids():
-            if pid not in self.immortal and of(self._sysfs.get(f"/proc/{pid}/cgroup").strip()):
+            if pid in self.immortal or not of(self._sysfs.get(f"/proc/{pid}/cgroup").strip()):
+                continue
+            if not self.late.get(pid):
                 self._sysfs.drop(f"/proc/{pid}")
+            self._ending.add(pid)
+
+    def _look(self, path: HostPath) -> None:
+        """Somebody lists /proc: who ends late has less time left."""
+        for pid in self._ending.intersection(self.late) if path == "/proc" else ():
+            self.late[pid] = max(0, self.late[pid] - 1)
+            if not self.late[pid]:
+                self._sysfs.drop(f"/proc/{pid}")
+
+    def _detached(self, _match: re.Match[str], text: str) -> None:
+        place = "/sys/class/vtconsole/vtcon1"
+        self._sysfs.put(f"{place}/bind", text.strip())
+        if self.console_vanishes and text.strip() == "0":
+            self._sysfs.drop(place)
 
     def _announced(self, match: re.Match[str], text: str) -> None:
         node = f"/dev/dri/{match[1]}"

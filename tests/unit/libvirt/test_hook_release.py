@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -143,3 +146,21 @@ def test_the_hook_runs_as_libvirt_runs_it(
     assert answer.status == 0, answer.stderr
     assert f"{GPU} bound for win" in answer.stderr
     assert live.log == ["stop gdm.service", "end session 2"]
+
+
+_HOOK = """
+import os, time
+from vfiomgr.engine.worker import ForkedWorker
+worker = ForkedWorker([lambda: time.sleep(600)])
+worker.start(0, 600)
+print(worker.pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_worker_that_the_kernel_keeps_does_not_keep_the_hooks_pipes() -> None:
+    """Libvirt waits until all have closed the hook's output (virt-manager #299)."""
+    command = (sys.executable, "-c", _HOOK)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as hook:
+        output, _ = hook.communicate(timeout=60)
+    os.kill(int(output), signal.SIGKILL)  # it is still there
