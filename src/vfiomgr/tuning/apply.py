@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vfiomgr.tuning.model import TunedGuest
 
 _CGROUPS = HostPath("/sys/fs/cgroup")
+_INHIBITORS = HostPath("/run/systemd/inhibit")
 _COMPACT = HostPath("/proc/sys/vm/compact_memory")
 _PATIENCE = 30.0
 """Seconds for an answer of systemd, and until it has written to cgroups."""
@@ -59,14 +60,15 @@ def _other_guests(tree: HostTree, uuid: str) -> tuple[TunedGuest, ...]:
 def isolate_cpus(tree: HostTree, step: IsolateCpus) -> None:
     """Set the CPUs of the host's units to those that no guest has.
 
+    Those that somebody else sets while the guest runs stay.
+
     Raises:
         HostError: no CPU remains, another program has set them, or cgroups did not follow.
 
     """
-    taken = cpus_of(_other_guests(tree, step.uuid))
-    is_alone = not taken
+    by_others = cpus_of(_other_guests(tree, step.uuid))
     online = parse_cpulist(tree.read(CPUS / "online"))
-    taken |= frozenset(step.cpus if step.after else ())
+    taken = by_others | frozenset(step.cpus if step.after else ())
     allowed = tuple(cpu for cpu in online if cpu not in taken)
     if not allowed:
         message = f"cannot isolate CPUs {format_cpulist(step.cpus)}: no CPU remains for the host"
@@ -74,29 +76,30 @@ def isolate_cpus(tree: HostTree, step: IsolateCpus) -> None:
     if not tree.exists(_CGROUPS / "cgroup.controllers"):
         message = "cannot isolate CPUs: systemd sets AllowedCPUs= only with cgroup v2"
         raise HostError(message, "boot with systemd.unified_cgroup_hierarchy=1")
-    for unit in UNITS:
-        if is_alone and step.after:
-            _require_own(tree, unit, (allowed, online))
+    own = ((), online, tuple(cpu for cpu in online if cpu not in step.cpus))
+    found = {unit: _allowed(tree, unit) for unit in UNITS}
+    foreign = {} if by_others else {unit: c for unit, c in found.items() if c not in own}
+    for unit, cpus in foreign.items() if step.after else ():
+        message = f"AllowedCPUs= of {unit} is already set: {format_cpulist(cpus)}"
+        raise HostError(message, f"remove it: systemctl set-property {unit} AllowedCPUs=")
+    for unit in (unit for unit in UNITS if unit not in foreign):
         _allow(tree, unit, allowed)
         if not taken:
             tree.call(*allow(unit, ""), limit=_PATIENCE)
 
 
-def _require_own(tree: HostTree, unit: str, own: tuple[tuple[int, ...], ...]) -> None:
-    """Require that nobody else has set the CPUs of a unit.
+def _allowed(tree: HostTree, unit: str) -> tuple[int, ...]:
+    """AllowedCPUs= of a unit.
 
     Raises:
-        HostError: they are set, or systemd does not answer.
+        HostError: systemd does not answer.
 
     """
     answer = tree.ask(("systemctl", "show", "--property=AllowedCPUs", "--value", unit), _PATIENCE)
     if answer is None or answer.status:
         message = f"cannot tell AllowedCPUs= of {unit}: systemctl show does not answer"
         raise HostError(message, f"see: systemctl show {unit}")
-    found = parse_cpulist(answer.output.strip().replace(" ", ","))
-    if found and found not in own:
-        message = f"AllowedCPUs= of {unit} is already set: {format_cpulist(found)}"
-        raise HostError(message, f"remove it: systemctl set-property {unit} AllowedCPUs=")
+    return parse_cpulist(answer.output.strip().replace(" ", ","))
 
 
 def _allow(tree: HostTree, unit: str, cpus: tuple[int, ...]) -> None:
@@ -188,18 +191,44 @@ def inhibit_sleep(tree: HostTree, step: InhibitSleep) -> None:
         HostError: it did not stop.
 
     """
-    try:
-        if _is_inhibited(tree, step) is not step.after:
+    if not step.after:
+        if _is_running(tree, step):
             tree.call(*step.argv, limit=_PATIENCE)
-            if _is_inhibited(tree, step) is not step.after:
-                message = f"{step.unit} did not {'start' if step.after else 'stop'}"
-                raise HostError(message, f"see: systemctl status {step.unit}")
+        if _is_running(tree, step):
+            message = f"{step.unit} did not stop"
+            raise HostError(message, f"see: systemctl status {step.unit}")
+        return
+    try:
+        _inhibit(tree, step)
     except HostError as error:
-        if not step.after:
-            raise
         message = f"the host may sleep while a guest has devices: {error.message}; {error.hint}"
         warnings.warn(message, stacklevel=2)
 
 
-def _is_inhibited(tree: HostTree, step: InhibitSleep) -> bool:
+def _inhibit(tree: HostTree, step: InhibitSleep) -> None:
+    """Start the service, and wait until logind lists its process as an inhibitor.
+
+    Raises:
+        HostError: it does not.
+
+    """
+    if not _is_running(tree, step):
+        tree.call(*step.argv, limit=_PATIENCE)
+    becomes_true(lambda: _is_listed(tree, step) or not _is_running(tree, step), _PATIENCE)
+    if not _is_listed(tree, step):
+        message = f"logind lists no inhibitor of {step.unit}"
+        raise HostError(message, f"see: journalctl --unit {step.unit}")
+
+
+def _is_running(tree: HostTree, step: InhibitSleep) -> bool:
     return unit_state(tree, ServiceUnit(step.unit)) not in STOPPED
+
+
+def _is_listed(tree: HostTree, step: InhibitSleep) -> bool:
+    """Whether logind has a file for the process (inhibitor_save in logind-inhibit.c)."""
+    ask = ("systemctl", "show", "--property=MainPID", "--value", step.unit)
+    answer = tree.ask(ask, _PATIENCE)
+    pid = "" if answer is None else answer.output.strip()
+    names = filter(str.isdecimal, tree.children(_INHIBITORS))
+    files = ((tree.read_text(_INHIBITORS / name) or "").splitlines() for name in names)
+    return any(f"PID={pid}" in lines for lines in files)

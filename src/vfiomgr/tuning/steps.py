@@ -111,6 +111,9 @@ class IsolateCpus(Exchange, Value):
     after: bool
     kind: ClassVar[str] = "isolate-cpus"
 
+    deadline: ClassVar[float | None] = 180.0
+    """Seconds: systemd is asked several times about each unit."""
+
     @property
     def topic(self) -> Topic:
         """Identify the guest."""

@@ -14,7 +14,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
 from tests.fakes.libvirt_node import node_uri
 from tests.fakes.tunable import TunableHost
-from tests.unit.engine.faults import STRIDE, changes, kept
+from tests.unit.engine.faults import STRIDE, EveryFault, changes, kept, told
 from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from tests.unit.libvirt.test_hook_apply import prepare, read_records, release
 from tests.unit.libvirt.test_hook_commands import xml
@@ -26,7 +26,7 @@ from vfiomgr.libvirt.hook import render_settings, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE, DomainCpu, DomainMemory, HookSettings
 from vfiomgr.paths import BOOT_ID, SCRIPT
 from vfiomgr.tuning.model import TUNED, parse_tuned
-from vfiomgr.tuning.steps import RestoreHost
+from vfiomgr.tuning.steps import HugepageNeeds, MemoryPart, RestoreHost, TuneHost
 from vfiomgr.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -105,6 +105,15 @@ def test_a_guest_starts_although_sleep_cannot_be_inhibited(tmp_path: Path) -> No
         assert GPU in prepare(host.kernel, plain)
     release(host.kernel, plain)
     assert not host.kernel.exists(TUNED)
+
+
+def test_an_inhibitor_that_logind_does_not_list_is_no_success(tmp_path: Path) -> None:
+    host = tunable(tmp_path)
+    host.has_logind = False
+    plain = replace(GUEST, hook=HookSettings())
+    with pytest.warns(UserWarning, match=f"logind lists no inhibitor of {UNIT}"):
+        assert GPU in prepare(host.kernel, plain)
+    release(host.kernel, plain)
 
 
 def test_without_systemd_nothing_is_inhibited(tmp_path: Path) -> None:
@@ -228,6 +237,15 @@ def test_cpus_that_somebody_else_set_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RolledBack, match=r"AllowedCPUs= of user\.slice is already set: 0"):
         prepare(host.kernel, GUEST)
     assert host.pages(1) == (0, 0)
+    assert host.allowed == {"system.slice": "", "user.slice": "0", "init.scope": ""}
+
+
+def test_cpus_that_somebody_sets_meanwhile_stay(tmp_path: Path) -> None:
+    host = tunable(tmp_path)
+    prepare(host.kernel, GUEST)
+    host.set_property("user.slice", "0")
+    release(host.kernel, GUEST)
+    assert host.allowed == {"system.slice": "", "user.slice": "0", "init.scope": ""}
 
 
 def test_a_cgroup_that_does_not_follow_is_noticed(
@@ -394,3 +412,20 @@ def test_the_plan_can_be_pasted(tmp_path: Path) -> None:
         f"systemctl stop {UNIT}",
     ):
         assert line in shown
+
+
+TUNE = TuneHost(
+    OTHER, "lin", cpus=(2, 3), hugepages=HugepageNeeds((), (MemoryPart((1,), GIB),)), why=""
+)
+RESTORE = RestoreHost(OTHER, "lin")
+EARLIER = (TUNE, RESTORE)
+"""Afterwards the cgroups have all CPUs, which systemd does not reset."""
+
+
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
+
+    courses = told(
+        {"tune": (EARLIER, TUNE), "restore": ((*EARLIER, TUNE), RESTORE)},
+        lambda place: tunable(place).kernel,
+    )
