@@ -55,7 +55,7 @@ class DetachedRun:
             "--description=Release a display for a guest",
             f"--property=ExecStopPost={recover}",
             f"--property=TimeoutStopSec={_STOP_SECONDS}",
-            f"--property=StandardOutput=truncate:{self.log}",
+            f"--property=StandardOutput=append:{self.log}",
             *("--", *self._program, *sys.argv[1:], "--yes"),
         ]
 
@@ -67,6 +67,7 @@ class DetachedRun:
 
         """
         self._tree.make_directory(RUNTIME)
+        self._tree.remove(self.log)
         try:
             self._tree.call(*self.command, limit=None)
         except ProgramFailed as error:
