@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _UEVENT = re.compile(r".*/drm/(card\d+|renderD\d+)/uevent")
 _CONSOLE = re.compile(r"/sys/class/vtconsole/vtcon1/bind")
+_SCOPE = re.compile(r"session-(\w+)\.scope")
 _SCREEN = "0000:01:00.0"
 _CLOSING = ("kwin_wayland", "sway", "labwc", "cage")
 
@@ -30,6 +31,7 @@ class LiveDesktop:
     | fact | source |
     |---|---|
     | a stop of the display manager leaves the user's session | logind-session.c |
+    | terminate-session does nothing for one that closes | session_stop in logind-session.c |
     | terminate-session ends the scope, and user@ when no session is left | logind-user.c |
     | with the last frame buffer its console vanishes, a new one is bound | fbcon.c |
     | KWin and wlroots close a secondary card whose removal is announced | drm_backend.cpp |
@@ -45,6 +47,10 @@ class LiveDesktop:
         """Units that do not start or stop."""
         self.deaf: set[str] = set()
         """Programs that do not close a card when its removal is announced."""
+        self.limited: set[str] = set()
+        """Units that failed too often to be started."""
+        self.closing: set[str] = set()
+        """Sessions that leave programs when the display manager closes them."""
         self.lingering: set[str] = set()
         """Users whose services go on after their last session."""
         self.immortal: set[int] = set()
@@ -130,6 +136,13 @@ class LiveDesktop:
             self._end(lambda cgroup: f"/user-{uid}.slice/" in cgroup)
             self._sysfs.drop(f"/run/systemd/users/{uid}")
 
+    def stop_scope(self, name: str) -> Said:
+        """Stop the scope of a session; there is none after its session."""
+        if not self._sysfs.exists(f"/run/systemd/sessions/{name}"):
+            return Said(code=5, error=f"Unit session-{name}.scope not loaded.")
+        self.end_session(name)
+        return Said()
+
     def _end(self, of: Callable[[str], bool]) -> None:
         for pid in self._pids():
             if pid in self.immortal or not of(self._sysfs.get(f"/proc/{pid}/cgroup").strip()):
@@ -200,6 +213,14 @@ class _Systemctl:
     def run(self, arguments: Sequence[str]) -> Said:
         """Do it."""
         verb, unit = (each for each in arguments if not each.startswith("--"))
+        scope = _SCOPE.fullmatch(unit)
+        if scope:
+            return self._live.stop_scope(scope[1])
+        if verb == "reset-failed":
+            self._live.limited.discard(unit)
+            return Said()
+        if verb == "start" and unit in self._live.limited:
+            return Said(code=1, error="Start request repeated too quickly.")
         if verb == "is-active":
             is_active = self._live.is_active(unit)
             return Said(code=0 if is_active else 3, output="active" if is_active else "inactive")
@@ -221,7 +242,8 @@ class _Loginctl:
         """End the session."""
         verb, name = arguments
         assert verb == "terminate-session"
-        self._live.end_session(name)
+        if name not in self._live.closing:
+            self._live.end_session(name)
         return Said()
 
 

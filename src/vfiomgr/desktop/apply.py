@@ -44,6 +44,8 @@ _STARTED = frozenset({"active", "reloading"})
 STOPPED = frozenset({"inactive", "failed"})
 _PATIENCE = 30.0
 """Seconds for a program that only asks or announces."""
+_MOMENT = 5.0
+"""Seconds for logind to forget a session whose last program has ended."""
 _MOST = 5
 """Maximum number of processes that are named in one line."""
 
@@ -69,7 +71,10 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
     if unit.uid is not None and not tree.exists(_USERS / str(unit.uid)):
         return  # no manager of the user runs: nothing to stop, and a login starts it
     try:
-        tree.call(*systemctl("start" if step.after else "stop", unit), limit=UNIT_DEADLINE)
+        if step.after:
+            _start(tree, unit)
+        else:
+            tree.call(*systemctl("stop", unit), limit=UNIT_DEADLINE)
         state = unit_state(tree, unit)
         if state not in (_STARTED if step.after else STOPPED):
             message = f"cannot {'start' if step.after else 'stop'} {unit}: it is {state}"
@@ -79,6 +84,20 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
             raise
         command = " ".join(systemctl("start", unit))
         warnings.warn(f"{error.message}; to try again: {command}", stacklevel=2)
+
+
+def _start(tree: HostTree, unit: ServiceUnit) -> None:
+    """Start a unit, also one that failed too often (StartLimitBurst= in systemd.unit(5)).
+
+    A display manager does so while its X server finds no card.
+    """
+    try:
+        tree.call(*systemctl("start", unit), limit=UNIT_DEADLINE)
+    except ProgramFailed as error:
+        if error.status is None:
+            raise
+        tree.call(*systemctl("reset-failed", unit), limit=_PATIENCE)
+        tree.call(*systemctl("start", unit), limit=UNIT_DEADLINE)
 
 
 def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
@@ -98,20 +117,21 @@ def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
 
 @performs(EndSession)
 def end_session(tree: HostTree, step: EndSession) -> None:
-    """End a session; one that has ended is fine.
+    """End a session and the programs that it leaves; one that has ended is fine.
 
     Raises:
-        HostError: logind did not end it.
+        HostError: it did not end.
 
     """
     place = _SESSIONS / step.session
-    if not tree.exists(place):
-        return
-    try:
-        tree.call("loginctl", "terminate-session", step.session, limit=_PATIENCE)
-    except ProgramFailed:
-        if tree.exists(place):
-            raise
+    for command in step.programs:
+        if not tree.exists(place):
+            return
+        try:
+            tree.call(*command, limit=UNIT_DEADLINE)
+        except ProgramFailed:
+            if not becomes_true(lambda: not tree.exists(place), _MOMENT):
+                raise
 
 
 @performs(AnnounceCard)

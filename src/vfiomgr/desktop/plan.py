@@ -368,7 +368,8 @@ def resuming_steps(
         record = records.get(device.address) or record_of(host, device.address)
         if record is None:
             continue
-        left = replace(record, paused=())
+        stopped = distinct((*record.stopped, *record.paused))  # in case that the start did not last
+        left = replace(record, paused=(), stopped=stopped)
         if record.had_console and _has_other_screen(DesktopCard(host, device)):
             yield SetConsole(record.device, before=False, after=True, is_tolerant=True)
             left = replace(left, had_console=False)

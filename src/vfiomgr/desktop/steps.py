@@ -60,13 +60,19 @@ def systemctl(verb: str, unit: ServiceUnit) -> tuple[str, ...]:
 
 
 class EndSession(Step, Value):
-    """End a session of logind, with all of its programs. It cannot be undone."""
+    """End a session of logind, with all of its programs. It cannot be undone.
+
+    logind leaves the programs of a session that its display manager has closed (session_stop in
+    src/login/logind-session.c, KillUserProcesses= in logind.conf(5)): systemd stops their scope.
+    """
 
     session: str
     """`2`, `c1`; the number of one that has ended is not used again in the same boot."""
     user: str
     """The name of its user."""
     kind: ClassVar[str] = "end-session"
+
+    deadline: ClassVar[float | None] = UNIT_DEADLINE
 
     @property
     def topic(self) -> Topic:
@@ -83,7 +89,15 @@ class EndSession(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (f"loginctl terminate-session {shlex.quote(self.session)}",)
+        return tuple(map(shlex.join, self.programs))
+
+    @property
+    def programs(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that end it, in order."""
+        return (
+            ("loginctl", "terminate-session", self.session),
+            ("systemctl", "stop", f"session-{self.session}.scope"),
+        )
 
     def inverse(self) -> None:
         """Return None: the user logs in again."""
