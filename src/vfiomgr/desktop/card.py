@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, PciDevice
+from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.users import desktop as programs
 from vfiomgr.value import Value
@@ -24,6 +24,8 @@ class DesktopCard(Value, dict=True):
 
     host: HostSnapshot
     device: PciDevice
+    leaving: tuple[PciAddress, ...] = ()
+    """What goes to guests with it."""
 
     @cached_property
     def functions(self) -> tuple[PciDevice, ...]:
@@ -55,7 +57,7 @@ class DesktopCard(Value, dict=True):
 
     @cached_property
     def other_displays(self) -> tuple[PciDevice, ...]:
-        """The other cards of the host that can show its console."""
+        """The other cards that stay with the host, and can show its console."""
         return tuple(
             d
             for d in self.host.devices
@@ -63,6 +65,7 @@ class DesktopCard(Value, dict=True):
             and d.address.slot != self.device.address.slot
             and d.physical_function is None
             and not d.is_on_vfio
+            and d.address not in self.leaving
         )
 
     def has_text_console(self, desktop: DesktopFacts) -> bool:

@@ -78,7 +78,10 @@ class Release(Value):
 
 def cards_of(host: HostSnapshot, functions: Iterable[PciDevice]) -> list[DesktopCard]:
     """The displays among functions that are on host drivers or without a driver."""
-    return [DesktopCard(host, d) for d in functions if is_display(d) and not d.is_on_vfio]
+    functions = tuple(functions)
+    leaving = tuple(d.address for d in functions)
+    cards = (d for d in functions if is_display(d) and not d.is_on_vfio)
+    return [DesktopCard(host, d, leaving) for d in cards]
 
 
 def release_of(card: DesktopCard, *, end_sessions: bool) -> Release:
@@ -364,13 +367,15 @@ def resuming_steps(
     `planned` are the steps before it, which may change the records.
     """
     records = {s.device.address: s.after for s in planned if isinstance(s, RecordRelease)}
+    functions = tuple(functions)
+    leaving = tuple(d.address for d in functions)
     for device in functions:
         record = records.get(device.address) or record_of(host, device.address)
         if record is None:
             continue
         stopped = distinct((*record.stopped, *record.paused))  # in case that the start did not last
         left = replace(record, paused=(), stopped=stopped)
-        if record.had_console and _has_other_screen(DesktopCard(host, device)):
+        if record.had_console and _has_other_screen(DesktopCard(host, device, leaving)):
             yield SetConsole(record.device, before=False, after=True, is_tolerant=True)
             left = replace(left, had_console=False)
         yield from (SetUnit(u, before=False, after=True) for u in reversed(record.paused))

@@ -237,6 +237,23 @@ def test_nvidia_services_and_modules_go_in_their_order_and_return(tmp_path: Path
     assert live.log[-2:] == ["start nvidia-persistenced.service", "start gdm.service"]
 
 
+@pytest.mark.parametrize(("first", "last"), [(FIRST, SECOND), (SECOND, FIRST)])
+def test_two_cards_at_once_leave_nothing_for_a_display_manager_until_one_returns(
+    tmp_path: Path, first: PciAddress, last: PciAddress
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path, cards=2))
+    both = Bind((FIRST, SECOND), release=True)
+    assert "this host has no screen until" in str(plan(live, both))
+    bind(live, both)
+    assert driver(live, FIRST) == driver(live, SECOND) == "vfio-pci"
+    assert live.log == ["stop gdm.service", "end session 2"]
+    unbind(live, first)
+    assert live.log[2:] == ["start gdm.service"]
+    unbind(live, last)
+    assert live.has_screen()
+    assert records(live) == []
+
+
 def test_nvidia_modules_stay_if_another_card_needs_them(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.nvidia(tmp_path, cards=2))
     bind(live, Bind((SECOND,), release=True))
