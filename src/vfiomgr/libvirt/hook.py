@@ -259,15 +259,22 @@ def taken_by(plan: Plan) -> tuple[str, ...]:
 
 
 def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
-    """The requests that return what was taken for a guest and has not been returned yet."""
+    """The requests that return what was taken for a guest and has not been returned yet.
+
+    Displays that the desktop has released come first, by themselves: what cannot be returned after
+    them leaves them on the host.
+    """
     functions = tuple(
         device.address
         for device in map(host.device_named, record.functions)
         if device is not None
         and (device.is_on_vfio or host.origin(device) or record_of(host, device.address))
     )
-    if functions:
-        yield Unbind(functions, only=True)
+    displays = tuple(one for one in functions if record_of(host, one))
+    yield from (Unbind((one,), only=True) for one in displays)
+    others = tuple(one for one in functions if one not in displays)
+    if others:
+        yield Unbind(others, only=True)
     vgpus = tuple(name for name in record.vgpus if host.vgpus.named(name) is not None)
     if vgpus:
         yield StopVgpu(vgpus)

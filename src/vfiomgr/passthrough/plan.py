@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.desktop.plan import returning_steps
+from vfiomgr.desktop.steps import RecordRelease
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
@@ -402,8 +403,9 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 
 def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
-    """Assign a parallel group to each IOMMU group; modules come first, files last.
+    """Assign a parallel group to each IOMMU group; modules come first, files and units last.
 
+    So does the record of a display: as long as it is there, the next `unbind` starts the units.
     Functions whose IOMMU group is not known yet may share one with any other: with them, one
     function is moved after the other, and their groups are examined when all are moved.
     """
@@ -414,7 +416,7 @@ def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ..
     found: list[int] = []
     for step in steps:
         name = step.subject
-        if name is None:
+        if name is None or isinstance(step, RecordRelease):
             found.append(FIRST if isinstance(step, LoadModule) else LAST)
             continue
         device = host.device_named(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -76,6 +77,34 @@ def test_a_hook_that_dies_anywhere_leaves_what_the_release_restores(tmp_path: Pa
         assert has_desktop(live), at
         assert drivers(live.kernel, GPU, AUDIO) == ["amdgpu", "snd_hda_intel"], at
         assert read_records(live.kernel) == (), at
+
+
+def test_a_release_that_dies_anywhere_is_completed_by_the_next_one(tmp_path: Path) -> None:
+    first = LiveDesktop(desktops.gnome(tmp_path / "complete"))
+    prepare(first.kernel, GUEST)
+    earlier = len(first.kernel.operations)
+    release(first.kernel, GUEST)
+    for at in range(1, len(first.kernel.operations) - earlier + 1):
+        live = LiveDesktop(desktops.gnome(tmp_path / str(at)))
+        prepare(live.kernel, GUEST)
+        live.kernel.kill(at=at)
+        with pytest.raises(PowerCut):
+            release(live.kernel, GUEST)
+        live.kernel.revive()
+        release(live.kernel, GUEST)
+        assert has_desktop(live), at
+        assert drivers(live.kernel, GPU, AUDIO) == ["amdgpu", "snd_hda_intel"], at
+
+
+def test_the_screen_returns_before_what_cannot_return(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    prepare(live.kernel, GUEST)
+    live.kernel.fail_writes(f"/sys/bus/pci/devices/{AUDIO}/driver_override", errno.EIO)
+    with pytest.raises(RolledBack, match=AUDIO):
+        release(live.kernel, GUEST)
+    assert has_desktop(live)
+    assert drivers(live.kernel, GPU, AUDIO) == ["amdgpu", "vfio-pci"]
+    assert [record.functions for record in read_records(live.kernel)] == [(GPU, AUDIO)]
 
 
 def test_a_desktop_that_keeps_the_card_keeps_its_session_manager(tmp_path: Path) -> None:
