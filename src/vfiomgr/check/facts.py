@@ -22,6 +22,7 @@ from vfiomgr.check.model import (
 )
 from vfiomgr.documents.text import decompressed
 from vfiomgr.expressions import expression
+from vfiomgr.host import selinux
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.messages.known import KERNEL, NVIDIA, find_messages
@@ -588,7 +589,6 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
 _AUDIT_LOG = HostPath("/var/log/audit/audit.log")
 _AUDIT_LIMIT = 16 << 20
 """Bytes at the end of the audit log that are read; auditd rotates it at 8 MiB by default."""
-_ENFORCE = HostPath("/sys/fs/selinux/enforce")
 _MOST_DENIALS = 4
 _DENIAL = expression(
     r"^(?:node=\S+ )?type=\w+ msg=audit\((\d+)\.\d+:\d+\): "
@@ -610,7 +610,7 @@ def _denials(tree: HostTree) -> tuple[SelinuxDenial, ...] | None:
 
     The audit log is kept across reboots. None if it cannot be read.
     """
-    if tree.read(_ENFORCE) != "1":
+    if not selinux.is_enforcing(tree):
         return ()
     status = tree.status(_AUDIT_LOG)
     size = 0 if status is None else status.st_size

@@ -133,16 +133,20 @@ def prepare_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:
         return GuestHook(domain, work).prepare()
 
 
+_OF_HOOK = frozenset({"hook-not-installed", "hook-label", "hook-boolean"})
+"""Rules about whether the hook runs."""
+
+
 def _refuse_failing_start(host: ManagedHost, domain: Domain) -> None:
     """Refuse a guest that could not start before the desktop releases anything for it.
 
     Raises:
-        Refusal: `check domain` finds a blocker, other than that of the hook itself, which runs.
+        Refusal: `check domain` finds a blocker, other than those of the hook itself, which runs.
 
     """
     (report,) = check_domains(host, [domain], None)
     blockers = (found for found in report.findings if found.severity == "blocker")
-    refuse_if_any(found for found in blockers if found.rule != "hook-not-installed")
+    refuse_if_any(found for found in blockers if found.rule not in _OF_HOOK)
 
 
 def release_guest(host: ManagedHost, domain: Domain) -> tuple[str, ...]:

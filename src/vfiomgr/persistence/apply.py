@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs
 from vfiomgr.errors import HostError
-from vfiomgr.host import udev
-from vfiomgr.paths import HostPath
+from vfiomgr.host import selinux, udev
+from vfiomgr.paths import SCRIPT, HostPath
 from vfiomgr.pci import drivers
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import pci_device
@@ -96,7 +96,36 @@ def replace_file(tree: HostTree, step: ReplaceFile) -> None:
     if tree.read_text(target) != step.after:
         message = f"cannot write {target}: its content differs afterwards"
         raise HostError(message, _REMEDY)
+    if target == SCRIPT and step.after is not None:
+        _label_hook(tree)
     _tell_readers(tree, target, is_there=step.after is not None)
+
+
+def _label_hook(tree: HostTree) -> None:
+    """Give libvirt's hook and its directories the types of the SELinux policy.
+
+    A new file has the type of its directory, which is wrong if a program made that without
+    restorecon (ublue-os/bazzite #4246). A failure only causes a warning.
+    """
+    if not tree.is_machine or not selinux.is_enabled(tree):
+        return
+    command = ("restorecon", SCRIPT.parent.parent, SCRIPT.parent, SCRIPT)
+    trouble = ""
+    try:
+        tree.call(*command, limit=_PATIENCE)
+    except HostError as error:
+        trouble = error.message
+    else:
+        found = selinux.type_of(tree, SCRIPT)
+        is_known = tree.exists(selinux.boolean_file(selinux.HOOKS_BOOLEAN))
+        if is_known and found != selinux.HOOK_TYPE:
+            trouble = f"its type is {found or 'not readable'}, not {selinux.HOOK_TYPE}"
+    if trouble:
+        warnings.warn(
+            f"{SCRIPT} is written, but its SELinux label could not be restored: {trouble}; run "
+            f"{' '.join(command)}",
+            stacklevel=2,
+        )
 
 
 @performs(RebuildInitramfs)

@@ -15,7 +15,7 @@ from tests.fakes.hosts import mixed, workstation
 from tests.unit.engine.faults import EveryFault, changes, kept, told
 from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from vfiomgr.definitions.requests import DefineVgpu
-from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.errors import ProgramFailed, Refusal, VfiomgrError
 from vfiomgr.libvirt.commands.hook import read_guest
 from vfiomgr.libvirt.guest_hook import prepare_guest, release_guest
 from vfiomgr.libvirt.hook import (
@@ -253,6 +253,68 @@ def test_the_script_is_written_for_all_to_run_and_removed(tmp_path: Path) -> Non
     api.apply(UninstallHook(), tree=kernel)
     assert changes(before, kept(kernel)) == {}
     assert api.apply(UninstallHook(), tree=kernel).plan.already == ("the hook is not installed",)
+
+
+class Restorecon:
+    """The program restorecon of a machine with SELinux, which gives files a type."""
+
+    def __init__(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, gives: str) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.kind = "virt_etc_t"
+        self._gives = gives
+        kernel.sysfs.put("/sys/fs/selinux/enforce", "1")
+        kernel.sysfs.put("/sys/fs/selinux/booleans/virt_hooks_unconfined", "0 0")
+        monkeypatch.setattr(type(kernel), "is_machine", True)
+        monkeypatch.setattr(kernel, "call", self)
+        monkeypatch.setattr("vfiomgr.host.selinux.type_of", lambda *_: self.kind)
+
+    def __call__(self, *command: str, limit: float | None = 60) -> None:
+        """Label the files, or fail as the real tree does."""
+        assert limit is not None
+        self.asked.append(command)
+        if not self._gives:
+            message = "restorecon ended with 1: no policy"
+            raise ProgramFailed(message, "run it manually to see why", status=1, said="no policy")
+        self.kind = self._gives
+
+
+HOOKS = "/etc/libvirt/hooks"
+RESTORECON = ("restorecon", HOOKS, f"{HOOKS}/qemu.d", f"{HOOKS}/qemu.d/50-vfiomgr")
+
+
+def test_the_script_has_the_type_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = hooked(tmp_path)
+    labels = Restorecon(kernel, monkeypatch, "virt_hook_t")
+    api.apply(INSTALL, tree=kernel)
+    assert labels.asked == [RESTORECON]
+    api.apply(UninstallHook(), tree=kernel)
+    assert labels.asked == [RESTORECON]
+
+
+@pytest.mark.parametrize(
+    ("gives", "trouble"),
+    [("virt_etc_t", "its type is virt_etc_t, not virt_hook_t"), ("", "ended with 1: no policy")],
+)
+def test_a_type_that_is_wrong_afterwards_is_reported_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: str, trouble: str
+) -> None:
+    kernel = hooked(tmp_path)
+    Restorecon(kernel, monkeypatch, gives)
+    with pytest.warns(UserWarning, match=f"{trouble}; run restorecon {HOOKS} {HOOKS}/qemu.d "):
+        api.apply(INSTALL, tree=kernel)
+    assert kernel.exists(SCRIPT)
+
+
+def test_without_selinux_nothing_is_labelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = hooked(tmp_path)
+    labels = Restorecon(kernel, monkeypatch, "virt_hook_t")
+    kernel.sysfs.drop("/sys/fs/selinux/enforce")
+    api.apply(INSTALL, tree=kernel)
+    assert labels.asked == []
 
 
 def test_no_script_runs_a_module(tmp_path: Path) -> None:

@@ -137,6 +137,18 @@ def test_installing_shows_its_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert f"removed {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
 
 
+@pytest.mark.parametrize(("value", "is_said"), [("0 0", True), ("1 1", False)])
+def test_installing_says_which_boolean_of_selinux_is_off(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, value: str, *, is_said: bool
+) -> None:
+    monkeypatch.setattr("vfiomgr.libvirt.commands.hook.own_program", lambda: "/usr/bin/vfiomgr")
+    kernel.sysfs.put("/sys/fs/selinux/enforce", "1")
+    kernel.sysfs.put("/sys/fs/selinux/booleans/virt_hooks_unconfined", value)
+    answer = run("libvirt", "hook", "install")
+    assert answer.status == 0
+    assert ("setsebool -P virt_hooks_unconfined on" in answer.stderr) is is_said
+
+
 def test_the_hook_of_a_domain_is_not_uninstalled_by_accident(
     kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

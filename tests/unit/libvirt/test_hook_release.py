@@ -23,10 +23,11 @@ from tests.unit.libvirt.test_hook_apply import drivers, prepare, read_records, r
 from tests.unit.libvirt.test_hook_commands import xml
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.errors import Refusal, RolledBack
-from vfiomgr.libvirt.checks import check_domain
+from vfiomgr.libvirt.checks import check_domain, check_domains
 from vfiomgr.libvirt.hook import render_settings
 from vfiomgr.libvirt.model import NAMESPACE, HookSettings
 from vfiomgr.libvirt.xml.read import hook_settings
+from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,19 @@ def test_without_the_setting_the_guest_does_not_start_and_nothing_ends(tmp_path:
     with pytest.raises(Refusal, match="is the console's display"):
         prepare(live.kernel, replace(GUEST, hook=HookSettings()))
     assert live.log == []
+
+
+def test_a_hook_that_runs_is_not_refused_for_what_could_keep_it_from_running(
+    tmp_path: Path,
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    put = live.kernel.sysfs.put
+    put(SCRIPT, "#!/bin/sh\n")
+    put("/sys/fs/selinux/enforce", "1")
+    put("/sys/fs/selinux/booleans/virt_hooks_unconfined", "0 0")
+    (report,) = check_domains(api.host_at(live.kernel), [GUEST], None)
+    assert "hook-boolean" in {finding.rule for finding in report.findings}
+    assert prepare(live.kernel, GUEST) == (GPU, AUDIO)
 
 
 def test_a_hook_that_dies_anywhere_leaves_what_the_release_restores(tmp_path: Path) -> None:

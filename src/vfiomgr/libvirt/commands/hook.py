@@ -15,6 +15,7 @@ from vfiomgr.documents.text import STANDARD_INPUT
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.engine.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.errors import LibvirtFailed, VfiomgrError, forbid_alone, forbid_together
+from vfiomgr.host.selinux import HOOKS_BOOLEAN
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
@@ -32,6 +33,7 @@ from vfiomgr.libvirt.hook import (
     render_settings,
 )
 from vfiomgr.libvirt.model import NAMESPACE, HookSettings
+from vfiomgr.libvirt.preflight.selinux import read_hook_security
 from vfiomgr.libvirt.xml.read import domain_of, hook_settings, read_xml, settings_of
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.named import own_program
@@ -129,6 +131,9 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings:
         forbid_alone(option, "DOMAIN", "it is a setting of a domain")
     _require_here()
     _change(session, InstallHook(own_program()))
+    known = None if session.snapshot is not None else read_hook_security(session.tree)
+    if known is not None and known.may_run is False:
+        note(f"SELinux does not let virtqemud run the hook: setsebool -P {HOOKS_BOOLEAN} on")
 
 
 @hook.command("uninstall")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal
+from vfiomgr.host.selinux import HOOK_TYPE, HOOKS_BOOLEAN, boolean_file
 from vfiomgr.libvirt.hook import OPT_IN, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
+    from vfiomgr.libvirt.preflight.selinux import HookSecurity
 
 
 _PLAIN = "vfio-pci"
@@ -286,6 +288,65 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
         (_mark(context), f"{SCRIPT} does not exist"),
         "nothing prepares them before the start",
         "vfiomgr libvirt hook install; then restart libvirtd or virtqemud once",
+    )
+
+
+def _hook_security(context: PreflightContext) -> HookSecurity | None:
+    """What SELinux needs for the hook; None if it is not installed, or the domain has none.
+
+    libvirt runs the script for all guests, whether their devices are bound or not.
+    """
+    if context.domain.hook is None or context.host.files.text(SCRIPT) is None:
+        return None
+    return None if context.host_files is None else context.host_files.hook_security
+
+
+def hook_denied(context: PreflightContext) -> Iterator[Diagnostic]:
+    """SELinux: the type of the script and the boolean (selinux-policy #2195), by Fedora's policy.
+
+    The audit log has "denied { execute }" for rpc-virtqemud, and the guest does not start.
+    """
+    known = _hook_security(context)
+    if known is None:
+        return
+    why = "SELinux does not let virtqemud run the hook, so the guest does not start"
+    enforced = "/sys/fs/selinux/enforce: 1"
+    if known.type not in (HOOK_TYPE, None):
+        yield finding(
+            "hook-label",
+            "blocker",
+            f"the hook has the SELinux type {known.type}, not {HOOK_TYPE}",
+            (_mark(context), f"{SCRIPT}: {known.type}", enforced),
+            why,
+            f"restorecon -v {SCRIPT.parent.parent} {SCRIPT.parent} {SCRIPT}",
+        )
+    if known.may_run is False:
+        yield finding(
+            "hook-boolean",
+            "blocker",
+            f"the SELinux boolean {HOOKS_BOOLEAN} is off",
+            (_mark(context), f"{boolean_file(HOOKS_BOOLEAN)}: 0", enforced),
+            why,
+            f"setsebool -P {HOOKS_BOOLEAN} on",
+        )
+
+
+def unseen_hook_security(context: PreflightContext) -> Iterator[str]:
+    """What is not known of SELinux and the hook.
+
+    The rules with the boolean are for virtnetworkd; a policy may lack those for virtqemud
+    (fedora-selinux/selinux-policy fd1d99621, virt.te).
+    """
+    known = _hook_security(context)
+    if known is None:
+        return
+    if known.type is None:
+        yield f"the SELinux label of {SCRIPT}: not readable"
+    if known.may_run is None:
+        yield f"the SELinux boolean {HOOKS_BOOLEAN}: not readable"
+    yield (
+        "whether the SELinux policy has rules for hooks of virtqemud (see the audit log: "
+        "ausearch -m avc -c rpc-virtqemud)"
     )
 
 

@@ -13,6 +13,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.text import text_of
 from vfiomgr.libvirt.preflight.apparmor import PROFILES, QEMU_PROFILE, readable
 from vfiomgr.libvirt.preflight.desktop_files import DesktopFiles
+from vfiomgr.libvirt.preflight.selinux import HookSecurity, read_hook_security
 from vfiomgr.messages.known import QEMU, LoggedMessage, clause, find_messages, messages_by_name
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.rom import SAVE_ELSEWHERE
@@ -74,6 +75,8 @@ class LibvirtFiles(Value):
     """A directory for ROM files that AppArmor lets QEMU read; empty if unknown."""
     logged: tuple[tuple[str, LoggedMessage], ...] = ()
     """The known messages of QEMU since the last start of a domain, with its name."""
+    hook_security: HookSecurity | None = None
+    """What SELinux needs for vfiomgr's hook; None where it denies nothing."""
     desktop: DesktopFiles | None = None
     """The files of desktop guests; None of a recording, which has no nodes and other owners."""
 
@@ -124,6 +127,7 @@ def read_files(tree: HostTree, roms: Iterable[str], names: Iterable[str] = ()) -
         read,
         _FREE if is_free else "",
         tuple((name, one) for name in names for one in _last_start(tree, name)),
+        read_hook_security(tree),
     )
 
 

@@ -78,6 +78,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
     yield from command_line.unread(context.domain)
     if not context.hostdevs:
         return
+    yield from drivers.unseen_hook_security(context)
     host = context.host
     read = {"hooks of libvirt": context.host_files, "limits on locked memory": host.readiness}
     yield from (f"{what}: not in the snapshot" for what, facts in read.items() if facts is None)
@@ -112,6 +113,7 @@ RULES: RuleSet[PreflightContext] = register(
             rule(presence.plain_network_device, "interface-not-vf"),
             rule(drivers.on_host_driver, "on-host-driver"),
             rule(drivers.not_installed, "hook-not-installed"),
+            rule(drivers.hook_denied, "hook-label", "hook-boolean"),
             rule(drivers.refused, "hook-refused"),
             rule(drivers.host_unprepared, "hook-refused"),
             rule(
