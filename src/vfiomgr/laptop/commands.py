@@ -16,7 +16,7 @@ from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.session import Session, pass_session
 
 _MEANINGS: dict[LaptopMode | None, str] = {
-    "integrated": "nobody uses the discrete GPU",
+    "integrated": "the discrete GPU is off, or there is none",
     "hybrid": "the discrete GPU is for the host",
     "vfio": "the discrete GPU is for a guest",
     "discrete": "the panel is on the discrete GPU",
@@ -39,9 +39,9 @@ def laptop(session: Session, *, mode: LaptopMode | None, address: str | None) ->
     discrete    wire the panel to the discrete GPU (gpu_mux_mode) at the next boot
 
     Only the firmware's own switches are used; the kernel has them for laptops of ASUS. A change of
-    the MUX needs a reboot. The discrete GPU cannot be lent or turned off while the panel is wired
-    to it, or while a program or a guest uses it. ADDRESS is needed if there are several, e.g. with
-    an external GPU.
+    the MUX needs a reboot. The discrete GPU cannot be assigned or turned off while the panel is
+    wired to it, or while a program or a guest uses it. ADDRESS is needed if there are several,
+    e.g. with an external GPU.
 
     \b
     Examples:

@@ -71,7 +71,8 @@ def _find(host: HostSnapshot, address: PciAddress | None) -> PciDevice | None:
     elif len({device.address.slot for device in found}) > 1:
         names = listed([str(device.address) for device in found], _MOST)
         message = f"several discrete GPUs: {names}"
-        refuse("laptop-several", "", message, "add the ADDRESS of that of the laptop")
+        way = "name the laptop's own GPU: vfiomgr laptop MODE ADDRESS"
+        refuse("laptop-several", "", message, way)
     return next(iter(found), None)
 
 
@@ -197,7 +198,7 @@ def _discrete(host: HostSnapshot, card: PciDevice | None) -> Plan:
         )
     refuse_if_any(found)
     step = SetGraphicsMux(mux.path, before=True, after=False)
-    later = "as long as it is in force, the GPU cannot be lent or turned off"
+    later = "while the panel is on this GPU, it cannot be assigned to a guest or turned off"
     return Plan("", (step,), notes=(_REBOOT, later))
 
 

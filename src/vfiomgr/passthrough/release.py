@@ -23,13 +23,14 @@ from vfiomgr.desktop.plan import (
     without_released,
 )
 from vfiomgr.desktop.steps import RecordRelease, SetModules
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import allow, blocker, refuse_if_any
 from vfiomgr.engine.plan import LAST, Plan, distinct
 from vfiomgr.passthrough.steps import SaveOriginalState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -49,7 +50,10 @@ def plan_released(
     """
     functions = tuple(functions)
     cards = cards_of(host, functions)
-    refuse_if_any(one for card in cards for one in refusals(card))
+    found = [one for card in cards for one in refusals(card)]
+    if request.persist:
+        found += (one for card in cards for one in _at_each_boot(card.device))
+    refuse_if_any(found, request.allow)
     releases = [release_of(card, end_sessions=request.end_sessions) for card in cards]
     bound = bind(without_released(host, releases))
     going = tuple(step for one in releases for step in release_steps(one))
@@ -72,3 +76,18 @@ def plan_released(
         notes=distinct((*(text for one in releases for text in notes(one)), *bound.notes)),
         deferred=distinct(s.describe() for s in later if not isinstance(s, RecordRelease)),
     )
+
+
+def _at_each_boot(device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse to bind the console's display at each boot, when nothing returns it."""
+    if device.is_boot_display:
+        yield blocker(
+            "boot-display",
+            device,
+            f"{device} is the console's display, and --persist leaves this host without a screen "
+            "at each boot",
+            "leave out --persist, or let the libvirt hook bind it: "
+            "vfiomgr libvirt hook install DOMAIN --release",
+            allow("boot-display", joint=", or, if you can reach this host over the network, "),
+            override="boot-display",
+        )

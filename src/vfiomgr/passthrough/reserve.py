@@ -91,7 +91,7 @@ def _needed(host: HostSnapshot, cards: Sequence[PciDevice]) -> Iterator[Diagnost
                 card,
                 f"{card} is the console's display ({signs})",
                 "make another display the primary one in the firmware setup",
-                f"lend this one: vfiomgr check console {card.address}",
+                f"see whether the desktop can release it: vfiomgr check console {card.address}",
             )
     gone = {*reservations(host.files), *(card.address for card in cards)}
     if not any(_is_left(host, device, gone) for device in host.devices):

@@ -324,6 +324,22 @@ def test_without_release_the_console_is_refused_as_before(tmp_path: Path) -> Non
     assert "is the console's display" in error.message
 
 
+def test_the_console_is_not_taken_at_each_boot_unless_it_is_allowed(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    kept = replace(RELEASE, persist=True)
+    error = refusal(live, kept)
+    assert "--persist leaves this host without a screen at each boot" in error.message
+    assert "leave out --persist" in error.hint
+    allowed = replace(kept, allow=frozenset({"boot-display"}))
+    assert any("05-vfiomgr-0000:01:00.0.rules" in text for text in plan(live, allowed).deferred)
+
+
+def test_a_second_card_is_released_and_taken_at_each_boot(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    kept = replace(SECOND_TOO, persist=True)
+    assert any("05-vfiomgr-0000:02:00.0.rules" in text for text in plan(live, kept).deferred)
+
+
 def test_a_card_on_vfio_needs_no_release(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.gnome(tmp_path))
     bind(live)
