@@ -42,10 +42,16 @@ class Node(Cluster):
 
     agent: asyncio.subprocess.Process
 
+    @property
+    def metrics(self) -> Path:
+        """The socket with the metrics of the agent."""
+        return self.place / "m"
+
     async def start_agent(self) -> None:
         """Start the agent, and wait until its devices are published."""
         registered = len(self.claims.infos)
-        command = ("-m", "vfiomgr", "node", "run", *self.options)
+        options = (*self.options, f"--metrics=unix:{self.metrics}")
+        command = ("-m", "vfiomgr", "node", "run", *options)
         environment = os.environ | self.environment
         self.agent = await asyncio.create_subprocess_exec(sys.executable, *command, env=environment)
         await self.until(lambda: self.agent.returncode is not None or self.published())
