@@ -6,7 +6,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.desktop.steps import (
+    ASK_DEADLINE,
     CLOSE_DEADLINE,
+    MODULE_DEADLINE,
     UNIT_DEADLINE,
     AnnounceCard,
     AwaitClosed,
@@ -42,8 +44,6 @@ _SCREEN_DEADLINE = 15.0
 _STARTED = frozenset({"active", "reloading"})
 """Not `activating`: systemctl waits for that, and a unit that fails again and again is in it."""
 STOPPED = frozenset({"inactive", "failed"})
-_PATIENCE = 30.0
-"""Seconds for a program that only asks or announces."""
 _MOMENT = 5.0
 """Seconds for logind to forget a session whose last program has ended."""
 _MOST = 5
@@ -96,7 +96,7 @@ def _start(tree: HostTree, unit: ServiceUnit) -> None:
     except ProgramFailed as error:
         if error.status is None:
             raise
-        tree.call(*systemctl("reset-failed", unit), limit=_PATIENCE)
+        tree.call(*systemctl("reset-failed", unit), limit=ASK_DEADLINE)
         tree.call(*systemctl("start", unit), limit=UNIT_DEADLINE)
 
 
@@ -107,7 +107,7 @@ def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
         HostError: systemd does not answer.
 
     """
-    answer = tree.ask(systemctl("is-active", unit), _PATIENCE)
+    answer = tree.ask(systemctl("is-active", unit), ASK_DEADLINE)
     state = "" if answer is None else answer.output.strip()
     if not state:
         message = f"cannot tell the state of {unit}: systemctl is-active does not answer"
@@ -217,7 +217,7 @@ def set_modules(tree: HostTree, step: SetModules) -> None:
             raise
         warnings.warn(f"{error.message}; {error.hint}", stacklevel=2)
     for name in modules_above(tree, step.before[0])[::-1] if step.before else ():
-        tree.call("rmmod", name, limit=_PATIENCE)
+        tree.call("rmmod", name, limit=MODULE_DEADLINE)
         if tree.exists(_MODULES / name):
             message = f"cannot unload {name}: it is still loaded"
             raise HostError(message, "see dmesg")

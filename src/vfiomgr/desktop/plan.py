@@ -264,7 +264,17 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
             allow("boot-display", before="to bind it without its screen, leave out --release and "),
         )
     mux = desktop.laptop.mux
-    if mux is not None and mux.value is False and not card.host.is_integrated(device):
+    if mux is None or mux.value or card.host.is_integrated(device):
+        return
+    if mux.value is None:
+        yield blocker(
+            "release-unknown",
+            device,
+            f"cannot tell whether the panel of this laptop is wired to {device}: "
+            f"cannot read {mux.path}",
+            "check dmesg for messages of asus_wmi, and update the firmware",
+        )
+    else:
         yield blocker(
             "release-mux",
             device,

@@ -56,14 +56,14 @@ class DetachedRun:
             f"--property=ExecStopPost={recover}",
             f"--property=TimeoutStopSec={_STOP_SECONDS}",
             f"--property=StandardOutput=append:{self.log}",
-            *("--", *self._program, *sys.argv[1:], "--yes"),
+            *("--", *self._program, "--yes", *sys.argv[1:]),
         ]
 
     def run(self) -> tuple[int, str]:
         """Run it; returns its exit status and output. The terminal may be gone before.
 
         Raises:
-            ProgramFailed: it cannot be started.
+            ProgramFailed: it cannot be started, or another one releases the same display.
 
         """
         self._tree.make_directory(RUNTIME)
@@ -71,7 +71,7 @@ class DetachedRun:
         try:
             self._tree.call(*self.command, limit=None)
         except ProgramFailed as error:
-            if error.status is None:
+            if error.status is None or not self._tree.exists(self.log):
                 raise
             status = error.status
         else:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 UNIT_DEADLINE = 150.0
 """Seconds: DefaultTimeoutStopSec= is 90, after which systemd kills what is left."""
+ASK_DEADLINE = 30.0
+"""Seconds for a program that only asks or announces."""
+MODULE_DEADLINE = 30.0
+"""Seconds to unload a module."""
 CLOSE_DEADLINE = 40.0
 """Seconds until programs have closed a card: services of a user end 10 s after the last session
 (UserStopDelaySec= in logind.conf(5)), and each of them may take some time for that."""
@@ -32,7 +36,8 @@ class SetUnit(Exchange, Value):
     """Whether a failure is only a warning: the card has returned, which is not undone for it."""
     kind: ClassVar[str] = "set-unit"
 
-    deadline: ClassVar[float | None] = UNIT_DEADLINE
+    deadline: ClassVar[float | None] = 2 * (UNIT_DEADLINE + ASK_DEADLINE) + 20
+    """Longer than its programs, which a start may run twice: the run is abandoned after it."""
 
     @property
     def topic(self) -> Topic:
@@ -72,7 +77,7 @@ class EndSession(Step, Value):
     """The name of its user."""
     kind: ClassVar[str] = "end-session"
 
-    deadline: ClassVar[float | None] = UNIT_DEADLINE
+    deadline: ClassVar[float | None] = 2 * UNIT_DEADLINE + 20
 
     @property
     def topic(self) -> Topic:
@@ -191,6 +196,9 @@ class SetModules(Exchange, Value):
     is_tolerant: bool = False
     """Whether a failure is only a warning: the card has returned, which is not undone for it."""
     kind: ClassVar[str] = "set-modules"
+
+    deadline: ClassVar[float | None] = 4 * MODULE_DEADLINE + 20
+    """NVIDIA's driver has four modules."""
 
     def describe(self) -> str:
         """Describe the step in one line."""

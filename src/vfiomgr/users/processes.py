@@ -128,6 +128,8 @@ _NUMBERED = {
     "vfio-dev": "/dev/vfio/devices/",
 }
 """The directory of the nodes of other classes in the kernel's devtmpfs."""
+_UNIT = expression(r"[A-Za-z0-9_@][A-Za-z0-9:_.\\@-]*\.(?:service|scope)")
+"""Names of units (systemd.unit(5))."""
 _NVIDIA = expression(r"\s*(\d+) nvidia(?:-frontend)?")
 """Lines of /proc/devices. The driver has no class; its nodes count from 0, the last two
 are not GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-modules)."""
@@ -490,10 +492,13 @@ def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
 
 
 def unit_of(cgroups: str | None) -> str | None:
-    """The innermost unit of a process, from hierarchy:controllers:path (cgroups(7))."""
+    """The innermost unit of a process, from hierarchy:controllers:path (cgroups(7)).
+
+    Users name the groups below their own manager as they like, also like an option of systemctl.
+    """
     for line in (cgroups or "").splitlines():
         path = line.split(":", 2)[-1]
-        units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
+        units = list(filter(_UNIT.fullmatch, path.split("/")))
         if units:
             return units[-1]
     return None

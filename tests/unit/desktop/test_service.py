@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.programs import Said
 from vfiomgr.desktop.service import DetachedRun
+from vfiomgr.errors import ProgramFailed
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -41,6 +44,21 @@ class _SystemdRun:
         return Said()
 
 
+class _Refusing:
+    """systemd-run that starts nothing."""
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+
+    def changes(self, _arguments: Sequence[str]) -> bool:
+        """Whether it does more than tell."""
+        return True
+
+    def run(self, _arguments: Sequence[str]) -> Said:
+        """Say why."""
+        return Said(code=1, error=self.cause)
+
+
 def test_the_output_is_that_of_this_run_and_of_its_recovery(tmp_path: Path) -> None:
     kernel = FakeKernel(tmp_path)
     kernel.sysfs.put("/run/systemd/system/.keep", "")
@@ -51,3 +69,25 @@ def test_the_output_is_that_of_this_run_and_of_its_recovery(tmp_path: Path) -> N
         status, output = detached.run()
         assert status == 0
         assert output.splitlines() == ["bound", "nothing to do"]
+
+
+def test_a_service_that_does_not_start_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    """A second one for the same display, for example."""
+    kernel = FakeKernel(tmp_path)
+    kernel.sysfs.put("/run/systemd/system/.keep", "")
+    cause = "Failed to start transient service unit: Unit vfiomgr-release.service already loaded."
+    kernel.programs.install("/usr/bin/systemd-run")
+    kernel.programs.known["/usr/bin/systemd-run"] = _Refusing(cause)
+    with pytest.raises(ProgramFailed, match="already loaded"):
+        DetachedRun(kernel, PciAddress.parse("0000:01:00.0"), "/opt/vfiomgr/bin/vfiomgr").run()
+
+
+def test_an_argument_after_two_dashes_stays_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FakeKernel(tmp_path)
+    kernel.sysfs.put("/run/systemd/system/.keep", "")
+    monkeypatch.setattr("sys.argv", ["vfiomgr", "bind", "--release", "--", "01:00.0"])
+    detached = DetachedRun(kernel, PciAddress.parse("0000:01:00.0"), "/opt/vfiomgr/bin/vfiomgr")
+    words = ["/opt/vfiomgr/bin/vfiomgr", "--yes", "bind", "--release", "--", "01:00.0"]
+    assert detached.command[-6:] == words

@@ -14,6 +14,7 @@ from tests.fakes.bars import FakeBar
 from tests.fakes.faults import PowerCut
 from tests.fakes.live_desktop import LiveDesktop
 from tests.unit.engine.faults import STRIDE
+from vfiomgr.engine.plan import DEADLINE
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -24,11 +25,12 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.released import RELEASED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.fakes.desktop import Desktop
-    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.plan import Plan, Step
+    from vfiomgr.host.programs import ProgramAnswer
 
 FIRST, SECOND = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:02:00.0")
 RELEASE = Bind((FIRST,), release=True)
@@ -286,6 +288,55 @@ def test_a_laptop_whose_panel_is_on_the_card_is_refused(tmp_path: Path) -> None:
     error = refusal(LiveDesktop(desktop))
     assert "wired to 0000:01:00.0" in error.message
     assert error.hint == "vfiomgr laptop hybrid, and reboot"
+
+
+def test_a_laptop_whose_panel_may_be_on_the_card_is_refused(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.sysfs.put("/sys/devices/platform/asus-nb-wmi/gpu_mux_mode", "", 0o200)
+    error = refusal(LiveDesktop(desktop))
+    assert error.message.endswith("cannot read /sys/devices/platform/asus-nb-wmi/gpu_mux_mode")
+    assert "asus_wmi" in error.hint
+
+
+def test_a_user_cannot_pass_options_to_systemctl(tmp_path: Path) -> None:
+    """Users make groups of any name below their own manager."""
+    desktop = desktops.kde(tmp_path)
+    desktop.sysfs.put("/var/lib/systemd/linger/anna", "")
+    desktop.of_user(1210, "kwin_wayland", "--host=example.service", "/dev/dri/card0")
+    live = LiveDesktop(desktop)
+    live.lingering.add("1000")
+    assert "--host" not in str(plan(live))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["stop", "start"])
+def test_the_run_waits_longer_for_a_step_than_the_step_for_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
+) -> None:
+    """A run that is abandoned is not rolled back."""
+    live = LiveDesktop(desktops.nvidia(tmp_path))
+    if after:
+        bind(live)
+        live.limited |= {"gdm.service", "nvidia-persistenced.service"}
+    kernel, waits = live.kernel, list[float]()
+    call, ask = kernel.call, kernel.ask
+    begun: list[tuple[Step, int]] = []
+
+    def timed(*command: str, limit: float) -> None:
+        waits.append(limit)
+        call(*command, limit=limit)
+
+    def asked(command: Sequence[str], seconds: float = 0) -> ProgramAnswer | None:
+        waits.append(seconds)
+        return ask(command, seconds)
+
+    monkeypatch.setattr(kernel, "call", timed)
+    monkeypatch.setattr(kernel, "ask", asked)
+    request = Unbind((FIRST,)) if after else RELEASE
+    api.apply(request, tree=kernel, on_step=lambda step: begun.append((step, len(waits))))
+    ends = [*(first for _, first in begun[1:]), len(waits)]
+    took = [(step, sum(waits[first:end])) for (step, first), end in zip(begun, ends, strict=True)]
+    assert sum(bool(seconds) for _, seconds in took) > 1
+    assert all((step.deadline or DEADLINE) > seconds for step, seconds in took)
 
 
 def test_a_card_with_only_the_firmware_framebuffer_is_refused(tmp_path: Path) -> None:
