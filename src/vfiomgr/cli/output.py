@@ -180,7 +180,7 @@ def print_error(error: VfiomgrError) -> None:
         note(f"vfiomgr: {word}: {len(found)} reasons")
         _note_each(found)
     else:
-        note(f"vfiomgr: {word}: {_one_line(error.message)}")
+        note(f"vfiomgr: {word}: {_one_line(_named_once(error.message, found))}")
     for detail in error.details:
         note(_one_line(detail))
     if error.hint and len(found) <= _IN_ONE_LINE:
@@ -206,6 +206,14 @@ def _note_each(diagnostics: Iterable[Diagnostic]) -> None:
         note(f"  {_one_line(text)}")
         if hint:
             note(f"    remedy: {_one_line(hint)}")
+
+
+def _named_once(text: str, diagnostics: Iterable[Diagnostic]) -> str:
+    """Print the name of each device once, then its address alone."""
+    for subject in dict.fromkeys(found.subject for found in diagnostics if " (" in found.subject):
+        head, first, rest = text.partition(subject)
+        text = head + first + rest.replace(subject, subject.partition(" (")[0])
+    return text
 
 
 def _one_line(text: str) -> str:

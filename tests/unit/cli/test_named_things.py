@@ -56,6 +56,20 @@ def test_many_reasons_have_a_line_each_and_a_name_once(
     ]
 
 
+def test_two_reasons_about_one_device_name_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+    card, audio = "0000:01:00.0 (AMD Navi 31)", "0000:01:00.1 (AMD Navi 31 Audio)"
+    found = [
+        blocker("boot-display", card, f"{card} is the console's display", "choose another"),
+        blocker("in-use", card, f"{card} is in use by: sway", "stop it"),
+        blocker("in-use", audio, f"{audio} is in use by: pipewire", "stop it"),
+    ]
+    print_error(refusal(found))
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "vfiomgr: refused: 0000:01:00.0 (AMD Navi 31) is the console's display; "
+        "0000:01:00.0 is in use by: sway; 0000:01:00.1 (AMD Navi 31 Audio) is in use by: pipewire"
+    )
+
+
 def test_pci_ids_are_noted_with_their_name_once(run: Run, kernel: FakeKernel) -> None:
     gpu = json.loads(run("show", "0000:01:00.0", "--format", "json").stdout)
     answer = run("bind", f"{gpu['vendor_id']}:{gpu['device_id']}", "--dry-run")
