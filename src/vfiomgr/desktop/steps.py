@@ -78,6 +78,7 @@ class EndSession(Step, Value):
     kind: ClassVar[str] = "end-session"
 
     deadline: ClassVar[float | None] = 2 * UNIT_DEADLINE + 20
+    is_lasting: ClassVar[bool] = True
 
     @property
     def topic(self) -> Topic:

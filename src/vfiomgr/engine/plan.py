@@ -174,6 +174,8 @@ class Step:
     """Whether it changes what a later step of the same plan restores."""
     is_program: ClassVar[bool] = False
     """Whether a program that exceeds the deadline is left running."""
+    is_lasting: ClassVar[bool] = False
+    """Whether a rollback cannot undo it."""
     is_harmless: ClassVar[bool] = False
     """Whether it may differ from a reviewed plan."""
     needs_all_undone: ClassVar[bool] = False

@@ -274,6 +274,10 @@ class _Run:
         if isinstance(cause, DeviceDamaged):
             raise RollbackIncomplete(what, hint) from cause
         message = f"{what}; everything is as it was before"
+        done = (self._steps[number] for number in self.begun if number not in self._failed)
+        lasting = ", ".join(step.report() for step in done if step.is_lasting)
+        if lasting:
+            message += f", except: {lasting}"
         raise RolledBack(message, hint) from cause
 
     def undo(self) -> list[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fakes import desktop as desktops
 from tests.fakes.live_desktop import LiveDesktop
 from tests.unit.passthrough.test_release import SECOND, SECOND_TOO, bind, driver, unbind
+from vfiomgr.errors import RolledBack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,3 +41,12 @@ def test_a_display_manager_that_ends_without_its_card_starts_when_it_returns(
     live.stop("gdm.service")
     unbind(live, SECOND)
     assert live.is_active("gdm.service")
+
+
+def test_a_rollback_does_not_hide_that_a_session_has_ended(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    live.immortal.add(1300)
+    with pytest.raises(RolledBack) as caught:
+        bind(live)
+    assert caught.value.message.endswith("before, except: ended session 2 of anna")
+    assert live.log == ["stop gdm.service", "end session 2", "start gdm.service"]
