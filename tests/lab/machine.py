@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from tests.costs import leave_out
-from tests.lab import gpusim, initramfs, kernel, platforms
+from tests.lab import desktop, gpusim, initramfs, kernel, platforms
 from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last_lines
 from tests.lab.gpusim import build
 from tests.lab.platforms import PLATFORM_VARIABLE, Platform
@@ -258,6 +258,8 @@ def _environment(topology: Topology, platform: Platform) -> dict[str, str]:
         variables[EVERY_MOMENT_VARIABLE] = every_moment
     if topology.has_gpusim:
         variables[gpusim.MODULE_VARIABLE] = str(build.provide(platform.kernel()))
+    if topology.has_desktop and platform.release is None:
+        variables[desktop.PROGRAM_VARIABLE] = str(desktop.provide())
     return variables
 
 

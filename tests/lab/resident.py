@@ -49,29 +49,40 @@ class Answer(TypedDict):
 class Resident:
     """The process that is forked, seen from a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *before: str) -> None:
+        """`before` is a command that runs it."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [*before, sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
             text=True,
         )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `vfiomgr` with these arguments, in this process's environment and directory."""
+    def begin(self, *arguments: str) -> None:
+        """Start `vfiomgr` without waiting for it."""
         request = Request(
             arguments=list(arguments), environment=dict(os.environ), directory=os.getcwd()
         )
-        requests, answers = self._process.stdin, self._process.stdout
+        requests = self._process.stdin
         assert requests is not None
-        assert answers is not None
         requests.write(json.dumps(request) + "\n")
         requests.flush()
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `vfiomgr` with these arguments, in this process's environment and directory."""
+        self.begin(*arguments)
+        answers = self._process.stdout
+        assert answers is not None
         answer: Answer = json.loads(answers.readline())
         return subprocess.CompletedProcess(
             ["vfiomgr", *arguments], answer["status"], answer["stdout"], answer["stderr"]
         )
+
+    def end(self) -> None:
+        """End it, without waiting for its command."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def _serve() -> None:

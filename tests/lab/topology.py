@@ -31,7 +31,8 @@ _MDEV_MODULES = ("mtty", "mdpy", "mbochs")
 class Topology:
     """One machine. `addresses` names its devices; `drivers` is by those names.
 
-    With `has_gpusim`, its guests can load gpusim (see tests/lab/gpusim).
+    With `has_gpusim`, its guests can load gpusim (see tests/lab/gpusim), with `has_desktop` start a
+    display manager (see tests/lab/desktop.py).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Topology:
     """Of the IOMMU, where it is narrower than the processor's 48."""
     drives: tuple[str, ...] = ()
     has_gpusim: bool = False
+    has_desktop: bool = False
     processors: int = 1
     """One emulates faster than two, which wait for each other."""
 
@@ -270,6 +272,7 @@ SERVICES = Topology(
     drives=(_EMPTY_DISK,),
     addresses=_WORKSTATION_ADDRESSES,
     drivers=_WORKSTATION_DRIVERS,
+    has_desktop=True,
 )
 
 TOPOLOGIES: dict[str, Topology] = {
