@@ -20,6 +20,8 @@ from ruamel.yaml import YAML
 from tests.fakes.kubelet import Kubelet
 from tests.lab import gpusim, libvirtd
 from tests.lab.command import VFIOMGR, vfiomgr
+from tests.lab.systemd import start_manager, start_unit, stop_unit, systemctl
+from tests.lab.test_uses import await_true
 from tests.unit.kata.test_config_command import RS_BASE
 
 if TYPE_CHECKING:
@@ -154,9 +156,7 @@ def test_a_desktop_gives_a_card_that_its_session_shows_to_a_vm_and_gets_it_back(
 ) -> None:
     del libvirtd
     gpu = topology.addresses["gpu"]
-    Path("/vm").mkdir()
-    for name in ("win.qcow2", "win11.iso", "virtio-win.iso"):
-        Path("/vm", name).write_bytes(bytes(1 << 20))
+    _make_images()
     before = kept()
     opened: list[int] = []
 
@@ -174,6 +174,100 @@ def test_a_desktop_gives_a_card_that_its_session_shows_to_a_vm_and_gets_it_back(
     places = {"02:00.0": gpu.removeprefix("0000:"), "00:02.0": topology.addresses["console"]}
     asyncio.run(play("desktop", places, handlers))
     assert kept() == before
+
+
+_HOLDER = """
+[Service]
+ExecStart=/run/lab/lightdm -c "import os, time; os.open('/dev/dri/by-path/pci-{}-card', 2); \\
+time.sleep(1e6)"
+Restart=always
+"""
+_DISPLAY_MANAGER = "display-manager.service"
+
+
+@pytest.fixture
+def greeter(topology: Topology) -> Iterator[str]:
+    """A display manager that has the console's card open, under systemd."""
+    start_manager()
+    console = topology.addresses["console"]
+    Path("/run/lab").mkdir(exist_ok=True)
+    Path("/run/lab/lightdm").symlink_to("/usr/bin/python3")
+    start_unit(_DISPLAY_MANAGER, _HOLDER.format(console))
+    yield console
+    stop_unit(_DISPLAY_MANAGER)
+    Path("/run/lab/lightdm").unlink()
+
+
+def _has_desktop(console: str) -> bool:
+    """Whether the console, its card and the display manager are as before."""
+    names = [name.read_text() for name in Path("/sys/class/vtconsole").glob("*/name")]
+    is_active = systemctl("is-active", _DISPLAY_MANAGER, must_work=False) == "active"
+    is_open = bool(list(Path(f"/sys/bus/pci/devices/{console}/drm").glob("card*")))
+    return is_active and is_open and any("frame buffer" in name for name in names)
+
+
+@pytest.mark.topology("services")
+@pytest.mark.thorough
+def test_the_only_card_goes_to_a_vm_and_the_desktop_has_it_back(
+    greeter: str, libvirtd: str
+) -> None:
+    del libvirtd
+    _make_images()
+    before = kept()
+
+    def destroy() -> None:
+        assert systemctl("is-active", _DISPLAY_MANAGER, must_work=False) != "active"
+        _type("virsh destroy win", 0)
+        await_true(lambda: _has_desktop(greeter))
+
+    def release() -> None:
+        _type(f"vfiomgr bind --release --yes {greeter}", 0)
+        assert not _has_desktop(greeter)
+
+    def unbind() -> None:
+        _type(f"vfiomgr unbind {greeter}", 0)
+        assert _has_desktop(greeter)
+
+    handlers = {
+        "systemctl restart libvirtd": _restart_libvirtd,
+        "virsh shutdown win": lambda: _type("virsh destroy win", 0),
+        "virsh destroy win": destroy,
+        "vfiomgr bind --release --yes 01:00.0": release,
+        "vfiomgr unbind 01:00.0": unbind,
+    }
+    asyncio.run(play("one-card", {"01:00.0": greeter.removeprefix("0000:")}, handlers))
+    assert kept() == before
+
+
+@pytest.mark.topology("services")
+@pytest.mark.thorough
+def test_a_second_gpu_is_reserved_for_a_vm_that_is_seen_in_a_window(
+    topology: Topology, greeter: str, libvirtd: str
+) -> None:
+    del libvirtd
+    gpu = topology.addresses["gpu"]
+    _make_images()
+    before = kept()
+    handlers = {
+        "reboot": lambda: None,
+        "systemctl restart libvirtd": _restart_libvirtd,
+        "echo 'f /dev/shm/looking-glass 0660 anna kvm -' > /etc/tmpfiles.d/looking-glass.conf": (
+            lambda: Path("/etc/tmpfiles.d/looking-glass.conf").write_text("")
+        ),
+        "systemd-tmpfiles --create looking-glass.conf": (
+            lambda: os.truncate(os.open("/dev/shm/looking-glass", os.O_CREAT | os.O_RDWR), 0)
+        ),
+        "virsh shutdown win": lambda: _type("virsh destroy win", 0),
+    }
+    asyncio.run(play("laptop", {"01:00.0": gpu.removeprefix("0000:")}, handlers))
+    assert kept() == before
+    assert _has_desktop(greeter)
+
+
+def _make_images() -> None:
+    Path("/vm").mkdir(exist_ok=True)
+    for name in ("win.qcow2", "win11.iso", "virtio-win.iso"):
+        Path("/vm", name).write_bytes(bytes(1 << 20))
 
 
 def _restart_libvirtd() -> None:

@@ -224,6 +224,11 @@ class RecordRelease(Exchange, Value):
 
     is_record: ClassVar[bool] = True
 
+    @property
+    def is_return(self) -> bool:
+        """Whether the card has returned: an interrupted return is no reason to take it again."""
+        return self.after is None
+
     def describe(self) -> str:
         """Describe the step in one line."""
         verb = "delete the record of" if self.after is None else "record"

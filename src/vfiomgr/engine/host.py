@@ -143,9 +143,11 @@ class ManagedHost(HostSource):
         return engine.carry_out(wanted, work)
 
     def recover(
-        self, *, finish: bool = False, allow: Iterable[Override] = ()
+        self, *, finish: bool = False, allow: Iterable[Override] = (), undo: bool = False
     ) -> tuple[CutOff, ...]:
         """Roll back interrupted operations, newest first, or `finish` them; returns them.
+
+        The return of a display to the desktop is finished, unless all are to be undone (`undo`).
 
         Raises:
             Refusal: the kernel has not returned yet, or a safety check forbids it.
@@ -157,7 +159,7 @@ class ManagedHost(HostSource):
         overridden = chosen("--allow", allow, REVERSIBLE)
         try:
             with self.changing(only_files=not self.files.is_live) as work:
-                return engine.recover(work, overridden, finish=finish)
+                return engine.recover(work, overridden, finish=finish, undo=undo)
         except NeedsRoot:
             message = "recovering interrupted operations"
             raise NeedsRoot(message, has_plan=False) from None

@@ -207,6 +207,11 @@ class Step:
         return (self.affects or self.kind, self.subject)
 
     @property
+    def is_return(self) -> bool:
+        """Whether it returns what the host needs: `recover` then finishes its interrupted run."""
+        return False
+
+    @property
     def replaces(self) -> tuple[str, str | None] | None:
         """The file that it replaces, and its text afterwards (None: removed); None for no file."""
         return None

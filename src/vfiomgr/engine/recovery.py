@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.journal import Journal, unreadable
 from vfiomgr.engine.locks import hold, without_kernel
@@ -130,8 +132,12 @@ def covered(runs: Sequence[Sequence[tuple[int, Step]]]) -> dict[int, int]:
     return found
 
 
-def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> tuple[CutOff, ...]:
+def recover(
+    work: ApplyContext, allow: frozenset[Override], *, finish: bool, undo: bool = False
+) -> tuple[CutOff, ...]:
     """Roll back all interrupted operations, newest first, or `finish` them.
+
+    Those that return a screen to the host are finished, unless all are to be undone (`undo`).
 
     Raises:
         Refusal: the kernel has not returned yet, a safety check forbids one of them, or it
@@ -142,12 +148,15 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
     ended: list[CutOff] = []
     refused: list[Refusal | InvalidDocument] = []
     left = survey(work.tree, work.tree.read(BOOT_ID))
-    for runs in [(run,) for run in left.cut_off] if finish else overlapping(left.cut_off):
+    for group in [(run,) for run in left.cut_off] if finish else overlapping(left.cut_off):
+        runs = group
         try:
             for run in runs:
                 _require_kernel(run, work)
             if finish:
                 _finish(runs[0], work)
+            elif not undo and _is_return(runs[-1], work):
+                runs = _finish_return(runs, work, allow)
             else:
                 _undo(runs, work, allow)
         except (Refusal, InvalidDocument) as refusal:
@@ -160,6 +169,25 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
             work.on_note(f"{'finished' if finish else 'undone'}: {run.summary}")
         raise refused[0]
     return tuple(ended)
+
+
+def _is_return(run: CutOff, work: ApplyContext) -> bool:
+    """Whether a run of this boot returns what the host needs."""
+    if not run.is_of_this_boot:
+        return False
+    return any(step.is_return for step in read_unfinished(work.tree, run.name).steps)
+
+
+def _finish_return(
+    runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]
+) -> tuple[CutOff, ...]:
+    """Finish the newest run, and undo what it leaves of the others."""
+    _finish(runs[-1], work)
+    left = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
+    others = tuple(run for run in runs[:-1] if run.name in {one.name for one in left})
+    if others:
+        _undo(others, work, allow)
+    return (*runs[:-1], replace(runs[-1], is_finished=True))
 
 
 def recover_device(

@@ -49,6 +49,8 @@ class CutOff(Value):
     boot_id: str | None = None
     settings: frozenset[int] = frozenset()
     """The steps that changed a setting, such as autoprobe, that only this run can restore."""
+    is_finished: bool = False
+    """Whether `recover` finished it, as it returns what the host needs, instead of undoing it."""
     is_settled: bool = False
     """Whether later runs have settled all steps, and only the `end` record is missing."""
 

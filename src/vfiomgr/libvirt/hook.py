@@ -65,7 +65,11 @@ if [ ! -x {plain} ]; then
     echo "vfiomgr: {plain} is gone, so devices of guests are not bound" >&2
     exit 0
 fi
-exec {words} libvirt hook run -- "$@"
+{words} libvirt hook run -- "$@"
+status=$?
+# Killed: end what it left half done, so that devices and the screen return to the host.
+[ "$status" -lt 128 ] || {words} recover --yes </dev/null >&2
+exit "$status"
 """)
 
 

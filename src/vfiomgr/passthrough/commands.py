@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, NoReturn, Unpack
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr import passthrough
 from vfiomgr.cli.garbage import collect_as_usual
@@ -59,6 +60,7 @@ from vfiomgr.snapshot.completion import (
 )
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted, is_uuid
+from vfiomgr.users.released import read_released
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -277,7 +279,18 @@ def unbind(
         forbid_alone("--all", "--forget-only", "devices are unbound by address")
     addresses = _chosen(session, addresses, match)
     request = Unbind(*addresses, **options).request(session)
+    _return_displays(session, request)
     _move(session, request, addresses, options["allow"])
+
+
+def _return_displays(session: Session, request: steps.Unbind) -> None:
+    """Return released displays alone: a fault of another function must not cost the screen."""
+    if session.dry_run or not session.is_live:
+        return
+    released = {card.device.address for card in read_released(session.tree)}
+    first = tuple(address for address in request.addresses if address in released)
+    if first:
+        host_of(session).apply(replace(request, addresses=first, only=True, with_group=False))
 
 
 def _move(

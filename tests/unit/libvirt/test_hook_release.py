@@ -207,3 +207,16 @@ def test_a_worker_that_the_kernel_keeps_does_not_keep_the_hooks_pipes() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as hook:
         output, _ = hook.communicate(timeout=60)
     os.kill(int(output), signal.SIGKILL)  # it is still there
+
+
+def test_unbind_returns_the_screen_although_the_audio_function_cannot(
+    live: LiveDesktop, run: Run
+) -> None:
+    assert run("bind", "--release", GPU, "--yes").status == 0
+    live.kernel.driver("snd_hda_intel").probe_error = errno.EIO
+    assert run("unbind", GPU).status == 1
+    assert drivers(live.kernel, GPU) == ["amdgpu"]
+    assert has_desktop(live)
+    live.kernel.driver("snd_hda_intel").probe_error = None
+    assert run("unbind", GPU).status == 0
+    assert drivers(live.kernel, GPU, AUDIO) == ["amdgpu", "snd_hda_intel"]

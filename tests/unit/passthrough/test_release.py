@@ -505,6 +505,43 @@ def test_the_same_request_after_a_death_releases_the_card(
         assert records(live) == []
 
 
+@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+def test_a_death_at_any_operation_of_the_return_ends_with_the_screen(
+    tmp_path: Path, host: Callable[[Path], Desktop]
+) -> None:
+    """`recover` finishes it: taking the card again would leave the host without a screen."""
+    first = LiveDesktop(host(tmp_path / "complete"))
+    state = first.kernel.state(modules=False)
+    bind(first)
+    earlier = len(first.kernel.operations)
+    unbind(first)
+    finished = 0
+    for at in range(1, len(first.kernel.operations) - earlier + 1, STRIDE):
+        live = LiveDesktop(host(tmp_path / str(at)))
+        bind(live)
+        live.kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            unbind(live)
+        live.kernel.revive()
+        ended = api.recover(tree=live.kernel)
+        finished += sum(one.is_finished for one in ended)
+        if not ended:
+            unbind(live)  # it had not begun
+        is_back(live, state)
+    assert finished
+
+
+def test_recover_with_undo_takes_the_card_again(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    live.kernel.kill(at=8, after=True)
+    with pytest.raises(PowerCut):
+        unbind(live)
+    live.kernel.revive()
+    assert api.host_at(live.kernel).recover(undo=True)
+    assert driver(live) == "vfio-pci"
+
+
 def test_a_display_manager_that_does_not_stop_ends_the_attempt(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.gnome(tmp_path))
     live.broken.add("gdm.service")

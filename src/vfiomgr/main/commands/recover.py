@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("recover")
-@click.option("--undo", is_flag=True, help="Roll back the operations.  [default]")
+@click.option("--undo", is_flag=True, help="Roll back all operations.")
 @click.option("--finish", is_flag=True, help="Finish the operations.")
 @allow_option(*REVERSIBLE)
 @session_options(*CHANGING)
@@ -28,7 +28,8 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override
     """Roll back or finish interrupted operations.
 
     An operation is interrupted by a crash, a stuck kernel or a failed rollback. Without an option,
-    all are rolled back. With --dry-run, they are listed.
+    all are rolled back, except the return of a display to the desktop, which is finished. With
+    --dry-run, they are listed.
 
     \b
     Examples:
@@ -47,20 +48,25 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override
         if left.cut_off or not left.damaged or session.format != "table":
             _print_runs(session, left.cut_off, "left")
         return
-    ended = host.recover(finish=finish, allow=allow)
+    ended = host.recover(finish=finish, allow=allow, undo=undo)
     _print_runs(session, ended, "finished" if finish else "undone")
 
 
 def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:
     if session.format != "table":
         items = [
-            {"journal": run.name, "summary": run.summary, "step": run.step, "state": state}
+            {
+                "journal": run.name,
+                "summary": run.summary,
+                "step": run.step,
+                "state": "finished" if run.is_finished else state,
+            }
             for run in runs
         ]
         print_document("RecoveryList", {"items": items}, session.format)
         return
     for run in runs:
-        left = "interrupted" if state == "left" else state
+        left = "interrupted" if state == "left" else "finished" if run.is_finished else state
         say(f"{left}: {run.summary}, in step: {run.step}")
     if not runs:
         say("nothing to do: no interrupted operations")
