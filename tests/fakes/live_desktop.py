@@ -194,7 +194,8 @@ class LiveDesktop:
 
     def _bound(self, driver: Driver, address: str) -> None:
         if address == _SCREEN and not driver.is_vfio and self.had_console:
-            self.desktop.text_console()
+            stays = self._sysfs.exists("/sys/class/vtconsole/vtcon1")
+            self.desktop.text_console(bound=not stays or self.has_screen())
 
     def has_screen(self) -> bool:
         """Whether the text console is on the first card."""

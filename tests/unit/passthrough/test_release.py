@@ -147,6 +147,16 @@ def test_without_a_desktop_only_the_console_is_detached(tmp_path: Path) -> None:
     assert (driver(live), live.has_screen()) == ("amdgpu", True)
 
 
+def test_a_console_that_another_frame_buffer_kept_is_attached_again(tmp_path: Path) -> None:
+    """A new frame buffer brings a console that had vanished back by itself, but not this one."""
+    live = LiveDesktop(desktops.headless(tmp_path))
+    live.is_on_all_cards = True
+    bind(live)
+    assert not live.has_screen()
+    unbind(live)
+    assert live.has_screen()
+
+
 def test_the_console_is_found_by_its_name(tmp_path: Path) -> None:
     """On BIOS hosts the frame buffer is vtcon0 once its driver is loaded."""
     desktop = desktops.headless(tmp_path)
