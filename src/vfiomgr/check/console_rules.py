@@ -93,7 +93,7 @@ def release(context: DesktopCard, _desktop: DesktopFacts) -> Iterator[Diagnostic
                 "blocker",
                 f"{device} cannot be released: {one.summary}",
                 (f"{command} refuses it: {one.rule}",),
-                one.why or "only what can be started again is stopped",
+                one.why or "the safety checks of vfiomgr bind --release",
                 *one.remedies,
                 subject=device,
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.desktop.card import is_display
 from vfiomgr.desktop.plan import returning_steps
 from vfiomgr.desktop.steps import RecordRelease
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
@@ -142,7 +143,8 @@ def plan_bind(
     if request.release:
         targets = [host.device(address) for address in drivers_for(host, request, others)]
         # A card that sleeps too deeply (D3cold) on vfio-pci may not come back.
-        plain = replace(request, release=False, no_d3cold=True)
+        awake = request.no_d3cold or any(map(is_display, targets))
+        plain = replace(request, release=False, no_d3cold=awake)
         return plan_released(host, request, targets, lambda seen: plan_bind(seen, plain))
     named = [host.device(address) for address in request.addresses]
     wanted = drivers_for(host, request, others)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.desktop.card import is_display
 from vfiomgr.desktop.plan import (
     LOCK,
     cards_of,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+_NO_DISPLAY = "--release has no effect: no display is bound"
 
 
 def plan_released(
@@ -65,7 +69,9 @@ def plan_released(
     resuming = tuple(resuming_steps(host, functions, (*going, *detaching)))
     if not (going or detaching):
         groups = bound.parallel_groups and (*bound.parallel_groups, *(LAST for _ in resuming))
-        return replace(bound, steps=(*bound.steps, *resuming), parallel_groups=groups)
+        none = () if any(map(is_display, functions)) else (_NO_DISPLAY,)
+        steps, texts = (*bound.steps, *resuming), (*bound.notes, *none)
+        return replace(bound, steps=steps, parallel_groups=groups, notes=texts)
     later = (*(detaching if going else ()), *bound.steps, *resuming)
     return replace(
         bound,

@@ -401,6 +401,15 @@ def test_a_second_card_is_released_and_taken_at_each_boot(tmp_path: Path) -> Non
     assert any("05-vfiomgr-0000:02:00.0.rules" in text for text in plan(live, kept).deferred)
 
 
+def test_a_function_that_is_no_display_is_bound_as_usual(tmp_path: Path) -> None:
+    desktop = desktops.gnome(tmp_path)
+    desktop.keyboard_behind("0000:02:00.0", group=30, bridge="0000:00:01.0")
+    desktop.sysfs.put("/proc/bus/input/devices", "")
+    made = plan(LiveDesktop(desktop), Bind((SECOND,), release=True))
+    assert "--release has no effect: no display is bound" in made.notes
+    assert "d3cold" not in str(made)
+
+
 def test_a_card_on_vfio_needs_no_release(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.gnome(tmp_path))
     bind(live)

@@ -213,6 +213,8 @@ def _mark(
         tunes = settings is not None and (settings.isolate_cpus or settings.hugepages)
         asked = [] if element is None or tunes else list(is_there)
         idle = [name for name in asked if not _has_work(connection.domain(name))]
+    if settings is not None and settings.release:
+        note("at each start, sessions that use a display of the guest end without a question")
     if element and _is_here(session, uri) and not session.tree.exists(SCRIPT):
         note("the hook is not installed yet; install it with: vfiomgr libvirt hook install")
     for name in idle:
