@@ -10,10 +10,11 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker
 from vfiomgr.expressions import expression
-from vfiomgr.node.model import HealthFacts, NodeUnit
+from vfiomgr.node.model import NodeUnit
 from vfiomgr.passthrough.isolation import reserved_region
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.paths import VFIO_CDEVS
+from vfiomgr.pci.error_counters import HealthFacts
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule

@@ -18,8 +18,9 @@ from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.errors import HostError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.dra.model import Pool
-from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit, OnDemand
+from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit, OnDemand
 from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.pci.error_counters import HealthFacts
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 

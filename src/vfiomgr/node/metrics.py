@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from vfiomgr.errors import Refusal
-from vfiomgr.node.model import HealthFacts
+from vfiomgr.pci.error_counters import HealthFacts
 from vfiomgr.vgpu.capacity import gpus, rooms
 
 if TYPE_CHECKING:

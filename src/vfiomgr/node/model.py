@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -156,29 +155,6 @@ class NodeSettings(Value):
     """If given, only the devices of these rules are offered."""
     on_demand: dict[str, OnDemand] = field(default_factory=dict)
     """The devices that claims bind, by their addresses."""
-
-
-class FunctionHealth(Value):
-    """Numbers of errors of a function since boot, from AER; None where it has no counters."""
-
-    address: PciAddress
-    fatal: int | None = None
-    nonfatal: int | None = None
-    correctable: int | None = None
-
-
-class HealthFacts(Value, dict=True):
-    """The numbers of errors of functions at one moment."""
-
-    functions: tuple[FunctionHealth, ...] = ()
-
-    @cached_property
-    def _by_address(self) -> dict[PciAddress, FunctionHealth]:
-        return {function.address: function for function in self.functions}
-
-    def of(self, address: PciAddress) -> FunctionHealth | None:
-        """The numbers of a function."""
-        return self._by_address.get(address)
 
 
 class Answer(Value):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.error_counters import HealthFacts, read_health, with_present_fatal
 from vfiomgr.pci.function import address_in
 from vfiomgr.pci.model import PciDevice, is_address, pci_device
 from vfiomgr.snapshot.keeping import KeptSnapshot
@@ -40,32 +40,9 @@ if TYPE_CHECKING:
     from vfiomgr.users.model import DeviceUser, HostUse
     from vfiomgr.vgpu.model import Vgpu
 
-_TOTAL = "TOTAL_ERR_"
 _MODES_INTERVAL = 600.0
 """Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
 _OF_MODES = ("modes", "partitions", "parents", "active")
-
-
-def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
-    """The error counters of functions, which the kernel keeps in memory: no device is woken.
-
-    See Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
-    """
-    found = []
-    for address in dict.fromkeys(addresses):
-        fatal, nonfatal, correctable = (
-            _total(tree.read_in(pci_device(address), f"aer_dev_{kind}"))
-            for kind in ("fatal", "nonfatal", "correctable")
-        )
-        if (fatal, nonfatal, correctable) != (None, None, None):
-            found.append(FunctionHealth(address, fatal, nonfatal, correctable))
-    return HealthFacts(tuple(found))
-
-
-def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:
-    """The errors of a function with the present number of fatal ones: one file of three."""
-    fatal = _total(tree.read_in(pci_device(health.address), "aer_dev_fatal"))
-    return health if fatal == health.fatal else replace(health, fatal=fatal)
 
 
 def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddress]) -> HealthFacts:
@@ -81,12 +58,6 @@ def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddre
         elif function.fatal is not None and (last.fatal is None or function.fatal < last.fatal):
             known[function.address] = replace(last, fatal=function.fatal)
     return HealthFacts(tuple(known.values()))
-
-
-def _total(text: str | None) -> int | None:
-    """The number in the last line, `TOTAL_ERR_FATAL 3` (aer_stats_dev_attr in pcie/aer.c)."""
-    name, _, number = (text or "").rstrip().rpartition("\n")[2].partition(" ")
-    return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None
 
 
 class GpuModes:

@@ -23,12 +23,12 @@ from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.health import HealthContext, users_of
 from vfiomgr.node.labels import LABELS, kata_handlers, write_labels
 from vfiomgr.node.messages import ClaimFacts, Question, Report, Settings, read, send
-from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.observing import GpuModes, Observer, forgiven
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.on_demand import with_uuids
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.verifying import find_problems, may_bind, may_reset, skipped_resets
+from vfiomgr.pci.error_counters import HealthFacts
 from vfiomgr.pci.memory import near_nodes
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest

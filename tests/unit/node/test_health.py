@@ -15,11 +15,11 @@ from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeFact, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
 from vfiomgr.node.health import HealthContext
-from vfiomgr.node.model import FunctionHealth, HealthFacts, OnDemand
-from vfiomgr.node.observing import read_health
+from vfiomgr.node.model import OnDemand
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.capabilities import PciLink
+from vfiomgr.pci.error_counters import FunctionHealth, HealthFacts, read_health
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.rules.runner import all_texts

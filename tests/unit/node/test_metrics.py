@@ -14,9 +14,9 @@ from vfiomgr.diagnostic import blocker
 from vfiomgr.node import health
 from vfiomgr.node.health import HealthContext
 from vfiomgr.node.metrics import METRICS, samples
-from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
+from vfiomgr.pci.error_counters import FunctionHealth, HealthFacts
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:

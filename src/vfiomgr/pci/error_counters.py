@@ -1,0 +1,69 @@
+"""The counters of PCI Express errors that the kernel keeps for each function."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.pci.model import PciAddress, pci_device
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.tree import HostTree
+
+_TOTAL = "TOTAL_ERR_"
+
+
+class FunctionHealth(Value):
+    """Numbers of errors of a function since boot, from AER; None where it has no counters."""
+
+    address: PciAddress
+    fatal: int | None = None
+    nonfatal: int | None = None
+    correctable: int | None = None
+
+
+class HealthFacts(Value, dict=True):
+    """The numbers of errors of functions at one moment."""
+
+    functions: tuple[FunctionHealth, ...] = ()
+
+    @cached_property
+    def _by_address(self) -> dict[PciAddress, FunctionHealth]:
+        return {function.address: function for function in self.functions}
+
+    def of(self, address: PciAddress) -> FunctionHealth | None:
+        """The numbers of a function."""
+        return self._by_address.get(address)
+
+
+def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
+    """The error counters of functions, which the kernel keeps in memory: no device is woken.
+
+    See Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
+    """
+    found = []
+    for address in dict.fromkeys(addresses):
+        fatal, nonfatal, correctable = (
+            _total(tree.read_in(pci_device(address), f"aer_dev_{kind}"))
+            for kind in ("fatal", "nonfatal", "correctable")
+        )
+        if (fatal, nonfatal, correctable) != (None, None, None):
+            found.append(FunctionHealth(address, fatal, nonfatal, correctable))
+    return HealthFacts(tuple(found))
+
+
+def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:
+    """The errors of a function with the present number of fatal ones: one file of three."""
+    fatal = _total(tree.read_in(pci_device(health.address), "aer_dev_fatal"))
+    return health if fatal == health.fatal else replace(health, fatal=fatal)
+
+
+def _total(text: str | None) -> int | None:
+    """The number in the last line, `TOTAL_ERR_FATAL 3` (aer_stats_dev_attr in pcie/aer.c)."""
+    name, _, number = (text or "").rstrip().rpartition("\n")[2].partition(" ")
+    return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None
