@@ -9,7 +9,8 @@ from benchmarks.measure import seconds
 from benchmarks.table import Row
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.lab.command import VFIOMGR
-from vfiomgr.snapshot.source import HostSource, write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import HostSource
 
 _NODES, _PODS = 1000, 10_000
 _BUDGET = 60.0

@@ -16,7 +16,7 @@ from tests.unit.topology.hosts import dgx, vgpu_server
 from tests.unit.topology.test_hostile import MARKUP
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import rows, view
 from vfiomgr.topology.render import render_html, render_svg

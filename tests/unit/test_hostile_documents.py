@@ -35,7 +35,7 @@ from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.model import parse_rule
-from vfiomgr.snapshot.source import read_snapshot
+from vfiomgr.snapshot.document import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

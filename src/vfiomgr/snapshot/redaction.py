@@ -2,7 +2,7 @@
 
 Serial numbers, UUIDs, MAC and IP addresses, and the names of the host, its guests, pods and users
 are replaced; equal values get equal replacements, so that rules find the same as before.
-Models, drivers, PCI addresses, sizes and versions stay.
+Models, drivers, PCI addresses, sizes and versions stay, and the time of the snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IPV4 = expression(
     r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])"
 )
 _IPV6 = expression(
-    r"(?i)(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
+    r"(?i)(?<![\w:.])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
     r"|[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,5}::(?:[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,5})?)(?![\w:])"
 )
 _PLACE = expression(
@@ -35,13 +35,37 @@ _PLACE = expression(
 """What a person named: home directories, mount points, volumes and labels."""
 _HOME = expression(r"(?<![\w/])/home/([^\s,:;\"'/]+)")
 _PERSONAL = frozenset(
-    {"agent", "cdi_files", "definitions", "desktop", "files", "gpu_partitions", "host_uses"}
-    | {"kernel_command_line", "nodes", "readiness", "unknown_users", "users", "vgpu_marks"}
+    {"agent", "cdi_files", "created", "definitions", "desktop", "files", "gpu_partitions"}
+    | {
+        "host_uses",
+        "kernel_command_line",
+        "nodes",
+        "readiness",
+        "unknown_users",
+        "users",
+        "vgpu_marks",
+    }
 )
 """The members of a snapshot in which names of persons, guests and hosts can stand."""
 _SUMMED = "files"
 """Texts of vfiomgr, some of which end with their own checksum."""
-_WHOLE = frozenset({"serial", "guest"})
+_WHOLE = {"serial": "serial", "guest": "guest", "host_name": "host"}
+"""Members that are names, with the word that replaces them."""
+_UNITS = "unit"
+_KNOWN_UNIT = expression(
+    r"(gdm3?|sddm|lightdm|greetd|lxdm|ly|xdm|display-manager|nvidia-[\w-]+|dcgm[\w-]*|nvsm[\w-]*"
+    r"|systemd-[\w-]+|libvirt[\w-]*|virt\w+d|docker|containerd|crio|kubelet|k3s|pipewire[\w-]*"
+    r"|pulseaudio|wireplumber|vfiomgr[\w-]*|user@\d+|session-c?\d+|init)\.(service|scope|slice)"
+    r"|machine-.*|docker-.*|crio-.*|cri-containerd-.*|libpod-.*"
+)
+"""Units of programs that anyone may have, and those that contain the names of guests or IDs."""
+_COMMAND_LINE = "kernel_command_line"
+_URL = expression(r"(?i)\b((?:https?|ftp|tftp|nfs|iscsi|nbd)://?)([^\s\"',]+)")
+_LOGIN = expression(r"[^\s/@:=,]+:[^\s/@]+@")
+_SECRET = expression(
+    r"(?i)(?<!\S)([\w.-]*(?:passw|secret|token|credential|api[_-]?key|username)[\w.-]*=)(\S+)"
+)
+"""Parameters of the kernel command line whose values are secrets."""
 _OF_PODS = frozenset({"pod", "claim"})
 _SYSTEM_USERS = frozenset(
     {"root", "nobody", "kvm", "qemu", "libvirt", "libvirt-qemu", "libvirt-dnsmasq", "render"}
@@ -75,7 +99,8 @@ class Redaction:
         found = {}
         for key, value in document.items():
             self._has_ids = key in _PERSONAL and key != _SUMMED
-            found[key] = self._replaced(value, names if key in _PERSONAL else None)
+            bare = self._without_secrets(value) if key == _COMMAND_LINE else value
+            found[key] = self._replaced(bare, names if key in _PERSONAL else None)
         return found
 
     def _replaced(self, value: Any, names: re.Pattern[str] | None) -> Any:  # noqa: ANN401 - of JSON
@@ -92,12 +117,23 @@ class Redaction:
     def _member(self, key: str, value: Any, names: re.Pattern[str] | None) -> Any:  # noqa: ANN401
         """A member of an object; entire names are replaced there, however short."""
         if key in _WHOLE and isinstance(value, str) and value:
-            return self._numbered(key, value)
+            return self._numbered(_WHOLE[key], value)
+        if key == _UNITS and isinstance(value, str) and not _KNOWN_UNIT.fullmatch(value):
+            name, dot, kind = value.rpartition(".")
+            return f"{self._numbered('unit', name)}{dot}{kind}"
         if key in _OF_PODS and isinstance(value, str):
             found = dict(_of_pod(value))
             rest = value.split("/")[2:]
             return "/".join([*(self._numbered(kind, old) for kind, old in found.items()), *rest])
         return self._replaced(value, names)
+
+    def _without_secrets(self, text: str | None) -> str | None:
+        """The kernel command line without URLs and the values of secret parameters."""
+        if text is None:
+            return None
+        text = _URL.sub(lambda m: f"{m[1]}{self._numbered('url', m[2])}", text)
+        text = _LOGIN.sub(lambda m: f"{self._numbered('login', m[0])}@", text)
+        return _SECRET.sub(lambda m: f"{m[1]}{self._numbered('secret', m[2])}", text)
 
     def _text(self, text: str, names: re.Pattern[str] | None) -> str:
         text = _UUID.sub(lambda m: self._uuid(m[0]), text)
@@ -163,7 +199,10 @@ _NAMES = ("host", "guest", "namespace", "pod", "user")
 
 
 def _named_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names of guests, pods and users in a snapshot, with their kind."""
+    """The names of the host, guests, pods and users in a snapshot, with their kind."""
+    yield from (
+        ("host", name) for name in names_of((document.get("created") or {}).get("host_name"))
+    )
     for user in document.get("users") or ():
         if user.get("guest"):
             yield "guest", user["guest"]
@@ -177,6 +216,12 @@ def _named_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     homes = (name for text in _texts(document) for name in _HOME.findall(text))
     users = (name for name in (*_users(document), *homes) if name not in _SYSTEM_USERS)
     yield from (("user", name) for name in users)
+
+
+def names_of(host: str | None) -> Iterator[str]:
+    """The name of a host, long and short."""
+    if host:
+        yield from dict.fromkeys((host, host.partition(".")[0]))
 
 
 def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401 - of JSON

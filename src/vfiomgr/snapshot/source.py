@@ -2,160 +2,36 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr import documents
-from vfiomgr.documents.jsonable import (
-    API_VERSION,
-    Misfit,
-    from_jsonable,
-    to_jsonable,
-    wrong_version,
-)
-from vfiomgr.documents.text import GZIP, bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
-from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.created import Created, created_now
+from vfiomgr.snapshot.document import REMEDY, load_dated
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
-from vfiomgr.units import Version
 from vfiomgr.users.node_agent import PATIENCE, find_pods
 from vfiomgr.users.processes import read_holders, read_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import UnknownUsers
 
 
-def to_document(host: HostSnapshot) -> dict[str, Any]:
-    """The facts of a host as lists, dictionaries and scalars."""
-    document: dict[str, Any] = {}
-    for name in host.__struct_fields__:
-        value = getattr(host, name)
-        if name in HostSnapshot.facets:
-            members = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-            document |= {key: to_jsonable(getattr(value, field)) for key, field in members}
-        else:
-            document[name] = to_jsonable(value)
-    return document
-
-
-def from_document(document: dict[str, Any]) -> HostSnapshot:
-    """Read what `to_document` wrote.
-
-    Raises:
-        Misfit: the members are not those of a snapshot; names the first wrong one.
-
-    """
-    facets = HostSnapshot.facets
-    facet_of = {key: name for name, kind in facets.items() for key in kind.__struct_encode_fields__}
-    own: dict[str, Any] = {}
-    of_facets: dict[str, dict[str, Any]] = {}
-    for key, value in document.items():
-        if key in facet_of:
-            of_facets.setdefault(facet_of[key], {})[key] = value
-        elif key in facets or key not in HostSnapshot.__struct_fields__:
-            what = "unknown field"
-            raise Misfit(what, (key,))
-        else:
-            own[key] = value
-    absent: dict[str, Any] = {name: {} for name in facets if name not in of_facets}
-    try:
-        return from_jsonable(HostSnapshot, {**own, **of_facets, **absent})
-    except Misfit as error:
-        if error.keys[:1] and error.keys[0] in facets:
-            raise Misfit(error.what, error.keys[1:]) from None
-        raise
-
-
-KIND = "HostSnapshot"
-CREATE = "vfiomgr snapshot > host.json"
-REMEDY = f"create a new one on that host with: {CREATE}"
-_NEWER = f"upgrade vfiomgr if a newer version created it, or {REMEDY}"
-
-
-def write_snapshot(
-    snapshot: HostSnapshot, redaction: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-) -> str:
-    """The snapshot as a JSON document, with the replacements of a `Redaction` if there is one."""
-    import json  # noqa: PLC0415 - `list` needs none
-
-    facts = to_document(snapshot)
-    facts = facts if redaction is None else redaction(facts)
-    return json.dumps({"api_version": API_VERSION, "kind": KIND, **facts}, indent=2) + "\n"
-
-
-def read_snapshot(text: str, source: str) -> HostSnapshot:
-    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
-
-    Raises:
-        InvalidDocument: not JSON or YAML, another kind of document, or wrong fields.
-
-    """
-    if not text.strip():
-        message = f"{source}: the file is empty"
-        raise InvalidDocument(message, REMEDY)
-    document = documents.read_values(text, source, REMEDY)
-    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
-        message = f"{source}: not a document of kind {KIND}"
-        raise InvalidDocument(message, REMEDY)
-    version = document.pop("api_version", None)
-    if version != API_VERSION:
-        message = f"{source}: {wrong_version(version)}"
-        raise InvalidDocument(message, _NEWER)
-    return _validated(document, text, source)
-
-
-def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot:
-    try:
-        host = from_document(document)
-        _check_versions(host)
-    except Misfit as error:
-        message = f"{source}:{documents.misfit_in(error, text)}"
-        raise InvalidDocument(message, _NEWER) from None
-    return host
-
-
-def _check_versions(host: HostSnapshot) -> None:
-    """Check the versions that rules compare.
-
-    Raises:
-        Misfit: one is not a version.
-
-    """
-    support = host.guest_support
-    release = host.kernel.release if (host.kernel.release or "")[:1].isdecimal() else None
-    libvirt, qemu = (support.libvirt, support.qemu) if support else (None, None)
-    for text, *keys in (
-        (release, "kernel_release"),
-        (libvirt, "guest_support", "libvirt"),
-        (qemu, "guest_support", "qemu"),
-    ):
-        if text is None:
-            continue
-        try:
-            Version.parse(text)
-        except UsageError as error:
-            raise Misfit(error.message, tuple(keys)) from None
-
-
 _NVIDIA = "10de"
-_LONGEST_SNAPSHOT = 64 << 20
-"""Bytes; a host with 16,384 functions needs less than half of that."""
 _ROOT_HINT = "--root requires the root directory of a host"
 
 
@@ -173,7 +49,7 @@ class HostSource:
 
     def share_with(self, other: HostSource) -> None:
         """Let another source read the same host, with the snapshot that was already read."""
-        shared = ("root", "snapshot", "tree", "files", "machine", "_loaded")
+        shared = ("root", "snapshot", "tree", "files", "machine", "_dated")
         vars(other).update({name: vars(self)[name] for name in shared if name in vars(self)})
 
     @property
@@ -389,37 +265,22 @@ class HostSource:
         remedy = "mount sysfs on /sys, or run vfiomgr where the host's /sys is visible"
         raise HostError(why, remedy)
 
-    @cached_property
+    @property
+    def created(self) -> Created:
+        """The creation of the snapshot; of a tree that of a snapshot of it at this moment."""
+        return created_now(self.tree) if self.snapshot is None else self._dated[1]
+
+    @property
     def _loaded(self) -> HostSnapshot:
+        return self._dated[0]
+
+    @cached_property
+    def _dated(self) -> tuple[HostSnapshot, Created]:
         if self.root != MACHINE:
             message = f"--snapshot {self.snapshot} and --root {self.root} name different hosts"
             raise UsageError(message, "pass only one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
-        host = _load_snapshot(self.snapshot or "")
+        host, created = load_dated(self.snapshot or "")
         if host.pci_unlisted is not None:
             message = f"cannot use the snapshot {self.snapshot}: {PCI_DEVICES}: {host.pci_unlisted}"
             raise InvalidDocument(message, REMEDY)
-        return host
-
-
-def _load_snapshot(source: str) -> HostSnapshot:
-
-    try:
-        text = bytes_of(source, "the snapshot", _LONGEST_SNAPSHOT).decode()
-    except OSError as error:
-        message = f"cannot read the snapshot {source}: {error.strerror}"
-        raise UsageError(message, f"create one with: {CREATE}") from None
-    except UnicodeDecodeError as error:
-        raise _not_text(source, error.object[:2]) from None
-    return read_snapshot(text, source)
-
-
-def _not_text(source: str, start: bytes) -> InvalidDocument:
-    """The error for a file that is not UTF-8, by its first bytes."""
-    file = shlex.quote(source)
-    if start == GZIP:
-        remedy = f"decompress it: gzip -dc {file} > host.json"
-        return InvalidDocument(f"{source}: compressed with gzip", remedy)
-    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        remedy = f"convert it: iconv -f UTF-16 -t UTF-8 {file} > host.json"
-        return InvalidDocument(f"{source}: UTF-16 text instead of UTF-8", remedy)
-    return InvalidDocument(f"{source}: not UTF-8 text", REMEDY)
+        return host, created

@@ -13,7 +13,7 @@ from tests import api
 from tests.fakes.hosts import without_iommu
 from tests.fakes.machine import RELEASE
 from tests.unit.host_files import tree_of
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

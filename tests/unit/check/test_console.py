@@ -17,9 +17,9 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.pci.model import IN_ITS_MEMORY, PciAddress
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.snapshot.document import from_document, to_document
 from vfiomgr.snapshot.redaction import Redaction
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.source import from_document, to_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ from tests.unit.cli.test_odd_hosts import twins
 from tests.unit.cli.test_usage import commands
 from vfiomgr.main import shells
 from vfiomgr.main.program import cli
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -19,8 +19,8 @@ from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.cli.test_usage import commands
 from tests.unit.kata_nodes import POD, KataNode
 from vfiomgr.main.program import cli
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:

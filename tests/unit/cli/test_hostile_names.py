@@ -20,8 +20,8 @@ from vfiomgr.cli.output import Marked, note, say, say_text
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.main import program
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from tests.unit.devices import agent_of, host_of, pci_device, with_facts
 from tests.work import calls
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.users.node_agent import ClaimStatus
 from vfiomgr.vgpu.steps import CreateVgpu

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.passthrough.readiness_hints import BOUND_BY_CLAIM, bind_remedy, tell_how_to_bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import HostSource, write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import HostSource
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.users.node_agent import DeviceStatus, NodeStatus
 

@@ -18,7 +18,7 @@ from vfiomgr.definitions.model import (
 )
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MDEV_DEVICES
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.vgpu.steps import CreateVgpu
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

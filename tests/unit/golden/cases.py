@@ -26,7 +26,8 @@ from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import HostSource, write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import HostSource
 from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:

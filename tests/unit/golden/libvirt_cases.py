@@ -16,7 +16,7 @@ from tests.unit.libvirt.preflight.situations import xml
 from tests.unit.libvirt.test_hook_commands import OPTED_IN
 from tests.unit.libvirt.test_hook_commands import xml as hooked
 from tests.unit.libvirt.test_nodedev_commands import ACTIVE, IDLE, Libvirt
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

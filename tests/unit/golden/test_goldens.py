@@ -25,7 +25,7 @@ from tests.unit.golden.transcripts import (
 from tests.unit.golden.vgpu_cases import VGPU_SCENARIOS
 from tools.reference.json_documents import Contract
 from vfiomgr.main.program import cli
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_dated, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,5 +165,6 @@ def test_a_snapshot_as_it_was_written_before_is_read(name: str) -> None:
     """Its facts are all there still: it is written again as it was."""
     _, _, text = (GOLDEN / f"commands/{name}.txt").read_text().partition("\n")
     document, _, _ = text.rpartition("}\n[exit status 0]")
-    document += "}\n"
-    assert write_snapshot(read_snapshot(document, name)).rstrip() == document.rstrip()
+    document = document.replace('"TIME"', '"2026-11-29T08:00:00Z"') + "}\n"
+    host, created = read_dated(document, name)
+    assert write_snapshot(host, created=created).rstrip() == document.rstrip()

@@ -20,7 +20,7 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.capacity import Capacity, gpus, room
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type

@@ -12,8 +12,8 @@ import pytest
 import vfiomgr
 from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.kata_nodes import POD
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

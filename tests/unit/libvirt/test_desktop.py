@@ -18,7 +18,7 @@ from vfiomgr.libvirt.build.desktop_named import (
     parse_usb,
 )
 from vfiomgr.libvirt.desktop import EvdevInput, GuestAudio, LookingGlass, UsbDevice
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

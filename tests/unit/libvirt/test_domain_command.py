@@ -21,7 +21,7 @@ from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
 from vfiomgr.pci.memory import HostTopology, NumaNode
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.units import GIB
 from vfiomgr.vgpu.model import Vgpu
 

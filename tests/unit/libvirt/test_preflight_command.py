@@ -13,7 +13,7 @@ import pytest
 from tests import api
 from tests.unit.libvirt.preflight.situations import BOTH, pci_element, xml
 from vfiomgr.libvirt.commands.preflight import preflight
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -13,7 +13,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.guards import unknown_users
 from vfiomgr.passthrough.plan import ends_at_reboot
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.users.model import UnknownUsers
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from vfiomgr.passthrough.guards import unusable
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import IN_ITS_MEMORY, Bar
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.hardware import direct_mapping
-from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from tests.fakes.functions import Link
 from tests.fakes.kernel import FakeKernel
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.paths import PCI_DEVICES
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

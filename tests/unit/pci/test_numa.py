@@ -19,7 +19,7 @@ from vfiomgr.pci.memory import (
     near_nodes,
     read_topology,
 )
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.units import format_cpulist, parse_cpulist
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import vfiomgr
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, two_sockets
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from typing import TYPE_CHECKING
@@ -8,7 +9,9 @@ import pytest
 from msgspec.structs import replace
 from ruamel.yaml import YAML
 
+from tests.fakes.hosts import workstation
 from tests.unit.devices import host_of, pci_device, with_facts
+from vfiomgr import __version__
 from vfiomgr.check.model import (
     DeviceNode,
     Distribution,
@@ -20,13 +23,16 @@ from vfiomgr.check.model import (
 )
 from vfiomgr.documents import reader
 from vfiomgr.documents.jsonable import API_VERSION
-from vfiomgr.documents.text import TextFile
+from vfiomgr.documents.text import GZIP, TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.pci.model import Bar, PciAddress
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot import document
+from vfiomgr.snapshot.created import Created, created_now
+from vfiomgr.snapshot.document import load_dated, read_dated, read_snapshot, write_snapshot
 from vfiomgr.users.model import DeviceUser
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 
@@ -212,10 +218,65 @@ def test_a_large_snapshot_is_read_from_yaml_unless_aliases_made_it_large(
         read_snapshot(f"{head}devices:\n{aliases}", "host.yaml")
 
 
+CREATED = Created("2026-11-29T08:00:00Z", "gpu7", "1.0.0")
+
+
+def test_the_creation_is_in_the_document_and_not_among_the_facts() -> None:
+    text = write_snapshot(full_host(), created=CREATED)
+    assert read_dated(text, "host.json") == (full_host(), CREATED)
+    assert read_snapshot(text, "host.json") == full_host()
+    assert read_dated(write_snapshot(full_host()), "host.json") == (full_host(), Created())
+
+
+@pytest.mark.parametrize(
+    ("created", "why"),
+    [
+        ({"time": "yesterday"}, "created.time: not a time in UTC such as 2026-11-29T08:00:00Z"),
+        ({"time": 7}, "created.time: Expected `str"),
+        ({"zone": "x"}, "created.zone: unknown field"),
+        ("now", "created: Expected `object`, got `str`"),
+    ],
+)
+def test_another_creation_is_refused(created: object, why: str) -> None:
+    document = json.loads(write_snapshot(full_host())) | {"created": created}
+    with pytest.raises(InvalidDocument) as caught:
+        read_snapshot(json.dumps(document), "host.json")
+    assert why in caught.value.message
+
+
+def test_only_a_snapshot_of_a_running_host_has_a_time(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    (tmp_path / "host/proc/sys/kernel/hostname").write_text("gpu7\n")
+    recorded = created_now(HostTree(str(tmp_path / "host")))
+    assert recorded == Created(None, "gpu7", __version__)
+    live = created_now(kernel)
+    assert live.time is not None
+    assert read_dated(write_snapshot(full_host(), created=live), "x")[1] == live
+
+
+def test_a_compressed_snapshot_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "host.json.gz"
+    file.write_bytes(gzip.compress(write_snapshot(full_host(), created=CREATED).encode()))
+    assert load_dated(str(file)) == (full_host(), CREATED)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InvalidDocument, match=r"host\.json\.gz: not JSON: the file is truncated"):
+        load_dated(str(file))
+
+
+def test_a_compressed_snapshot_may_not_grow_without_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document, "_LONGEST_SNAPSHOT", 1000)
+    file = tmp_path / "host.json.gz"
+    for data, why in ((gzip.compress(b" " * 1001), "larger than 0 MiB"), (GZIP, "damaged")):
+        file.write_bytes(data)
+        with pytest.raises(InvalidDocument, match=f"cannot decompress the snapshot .*{why}"):
+            load_dated(str(file))
+
+
 @pytest.mark.parametrize(
     ("data", "why", "remedy"),
     [
-        (b"\x1f\x8b\x08", "compressed with gzip", "decompress it: gzip -dc "),
         ("{}".encode("utf-16"), "UTF-16 text instead of UTF-8", "convert it: iconv -f UTF-16 "),
         (b"{\xff}", "not UTF-8 text", "create a new one on that host with: "),
     ],

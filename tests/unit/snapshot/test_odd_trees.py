@@ -16,8 +16,8 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.isolation import iommu_off
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.named import find_address
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

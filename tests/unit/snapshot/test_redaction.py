@@ -15,8 +15,9 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.snapshot.created import Created
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.redaction import Redaction
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.users.model import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Vgpu
 
@@ -54,6 +55,56 @@ def personal_host() -> HostSnapshot:
 
 def redacted(host: HostSnapshot, *names: str, key: bytes = KEY) -> str:
     return write_snapshot(host, Redaction(names, key))
+
+
+def on_command_line(words: str) -> str:
+    text = redacted(with_facts(personal_host(), kernel_command_line=words))
+    found: str = json.loads(text)["kernel_command_line"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("ignition.config.url=https://acme.example/a.ign x", "ignition.config.url=https://url-1 x"),
+        ("netroot=iscsi:alice:pw@10.1.2.3::3260", "netroot=login-1@192.0.2.1::3260"),
+        ("a rd.iscsi.password=s3 b", "a rd.iscsi.password=secret-1 b"),
+        ("cloud.token=abc token=abc", "cloud.token=secret-1 token=secret-1"),
+        ("intel_iommu=on iommu=pt pci=noaer", "intel_iommu=on iommu=pt pci=noaer"),
+    ],
+)
+def test_secrets_of_the_kernel_command_line_are_replaced(words: str, told: str) -> None:
+    assert on_command_line(words) == told
+
+
+@pytest.mark.parametrize(
+    ("unit", "told"),
+    [
+        ("acme-trainer.service", "unit-1.service"),
+        ("nvidia-dcgm.service", "nvidia-dcgm.service"),
+        ("user@1000.service", "user@1000.service"),
+    ],
+)
+def test_units_of_unknown_programs_are_replaced(unit: str, told: str) -> None:
+    host = with_facts(personal_host(), users=(DeviceUser("/dev/nvidia0", 8, "python", unit),))
+    assert json.loads(redacted(host))["users"][0]["unit"] == told
+
+
+def test_the_name_of_the_host_is_replaced_and_its_time_stays() -> None:
+    host = with_facts(personal_host(), vgpu_marks=(TextFile("/run/x", "made on h7x.acme\n"),))
+    created = Created("2026-11-29T08:00:00Z", "h7x.acme", "1.0.0")
+    redaction = Redaction((), KEY)
+    text = write_snapshot(host, redaction, created)
+    document = json.loads(text)
+    assert "h7x" not in text
+    assert document["created"] == {
+        "time": "2026-11-29T08:00:00Z",
+        "host_name": "host-1",
+        "vfiomgr_version": "1.0.0",
+    }
+    again = json.loads(write_snapshot(host, redaction, Created(None, "h7x.acme", None)))
+    assert again["created"]["host_name"] == "host-1"
+    assert again["vgpus"] == document["vgpus"]
 
 
 @pytest.mark.parametrize(

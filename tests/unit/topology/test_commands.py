@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from tests.fakes import servers
 from tests.unit.topology.hosts import vgpu_server
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.topology import commands
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view

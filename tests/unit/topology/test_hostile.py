@@ -12,7 +12,7 @@ from lxml import etree, html
 from tests.unit.cli.test_hostile_names import IN_JSON, free_places, poisoned, require_harmless
 from tests.unit.topology.hosts import nodes, vgpu_server
 from vfiomgr.documents.text import printable
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import render_html, render_svg, render_text

@@ -15,7 +15,7 @@ from tests.unit.devices import pci_device
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.quota.facts import DRM_DEBUG, read_quotas
 from vfiomgr.vgpu.quota.model import VfQuota

@@ -21,17 +21,16 @@ from vfiomgr.passthrough.readiness_hints import BOUND_BY_CLAIM
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import HOSTNAME
 from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.hardware import without_requester_ids
 from vfiomgr.snapshot.named import find_device
-from vfiomgr.snapshot.redaction import Redaction
+from vfiomgr.snapshot.redaction import Redaction, names_of
 from vfiomgr.snapshot.session import Session, pass_session
-from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.units import GIB, MIB, is_uuid
 from vfiomgr.vgpu.commands.active import show_active
 from vfiomgr.vgpu.commands.quotas import quota_item, quota_items
@@ -370,8 +369,8 @@ def _size(size: int) -> str:
 def snapshot(session: Session, *, redact: bool) -> None:
     """Print a snapshot of this host, for use with --snapshot.
 
-    A snapshot contains all facts about the host as JSON or YAML. With --snapshot, other commands
-    answer from it on any machine.
+    A snapshot contains all facts about the host as JSON or YAML, its time and the name of the host.
+    With --snapshot, other commands answer from it on any machine; gzip may have compressed it.
 
     \b
     Examples:
@@ -391,7 +390,9 @@ def snapshot(session: Session, *, redact: bool) -> None:
         with_desktop=True,
         with_cores=True,
     )
-    text = write_snapshot(host, Redaction(_host_names(session)) if redact else None)
+    created = session.created
+    redaction = Redaction(names_of(created.host_name)) if redact else None
+    text = write_snapshot(host, redaction, created)
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:
@@ -404,13 +405,6 @@ def snapshot(session: Session, *, redact: bool) -> None:
             "comments and descriptions in files stay as they are: read the output before you "
             "publish it"
         )
-
-
-def _host_names(session: Session) -> Iterator[str]:
-    """The name of the host, long and short; a snapshot does not contain it as such."""
-    name = None if session.snapshot is not None else session.tree.read(HOSTNAME)
-    if name:
-        yield from dict.fromkeys((name, name.partition(".")[0]))
 
 
 def _not_included(host: HostSnapshot) -> Iterator[str]:

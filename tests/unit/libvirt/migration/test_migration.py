@@ -35,7 +35,7 @@ from vfiomgr.libvirt.migration.devices import CONDITIONS, migratability_of, vgpu
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.pci.drivers import VfioVariant
 from vfiomgr.pci.guest_support import MigrationState
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu
 

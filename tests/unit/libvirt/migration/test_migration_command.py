@@ -14,7 +14,7 @@ from tests.unit.libvirt.migration.hosts import OTHER_VF, VF, network, network_ho
 from tests.unit.libvirt.migration.test_migration import ONE_VF, ONE_VGPU, TWO_VFS
 from vfiomgr.libvirt.client.binding import _Guarded
 from vfiomgr.libvirt.client.connection import connect
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tests.fakes.hosts import workstation
 from tests.unit.node.made import A40, node_of
 from tests.unit.node.simulation.made import claim, exactly, pods
-from vfiomgr.snapshot.source import HostSource, write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.simulation.named import named_nodes, read_cluster
 from vfiomgr.node.simulation.simulate import simulation
-from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.document import write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
