@@ -55,6 +55,7 @@ class Desktop:
             self.sysfs.make(place)
         self.sysfs.put("/proc/net/tcp", "  sl  local_address rem_address   st")
         self.sysfs.make("/run/systemd/sessions")
+        self.sysfs.make("/var/lib/systemd/linger")
 
     def _add_card(self, number: int, driver: str | None, vendor: str) -> None:
         port = f"0000:00:01.{number}"

@@ -31,6 +31,7 @@ from vfiomgr.diagnostic import READ_IT, allow, blocker
 from vfiomgr.engine.plan import distinct
 from vfiomgr.users import desktop as programs
 from vfiomgr.users.desktop import UserSession
+from vfiomgr.users.laptop import UNREAD_HINT
 from vfiomgr.users.released import ReleasedCard, ServiceUnit
 from vfiomgr.value import Value
 
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.desktop import DesktopFacts, DesktopProcess
+    from vfiomgr.users.laptop import LaptopFacts
     from vfiomgr.users.model import DeviceUser
 
 LOCK = "desktop"
+"""The lock of what all displays share: the display manager, sessions, the text console."""
 _NVIDIA, _NVIDIA_DRM = "nvidia", "nvidia_drm"
 _SHARED = frozenset({"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm"})
 """Nodes of all of NVIDIA's GPUs: programs on another GPU keep them open, too."""
@@ -263,18 +266,23 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
             "load the native driver of the card first",
             allow("boot-display", before="to bind it without its screen, leave out --release and "),
         )
-    mux = desktop.laptop.mux
-    if mux is None or mux.value or card.host.is_integrated(device):
+    yield from _panel(card, desktop.laptop)
+
+
+def _panel(card: DesktopCard, laptop: LaptopFacts) -> Iterator[Diagnostic]:
+    """Refuse the discrete GPU of a laptop if the panel is wired to it, or may be."""
+    device, mux = card.device, laptop.mux
+    if card.host.is_integrated(device):
         return
-    if mux.value is None:
+    for path in laptop.unread:
         yield blocker(
             "release-unknown",
             device,
             f"cannot tell whether the panel of this laptop is wired to {device}: "
-            f"cannot read {mux.path}",
-            "check dmesg for messages of asus_wmi, and update the firmware",
+            f"cannot read {path}",
+            UNREAD_HINT,
         )
-    else:
+    if mux is not None and mux.value is False:
         yield blocker(
             "release-mux",
             device,
@@ -393,6 +401,11 @@ def resuming_steps(
             yield RecordRelease(record.device, record, left)
 
 
+def lock_for(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The lock that steps need which restore what all displays share."""
+    return (LOCK,) if steps else ()
+
+
 def returning_steps(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Step]:
     """The steps after an unbind: restore the screen, then all that was stopped."""
     for device in functions:
@@ -425,7 +438,10 @@ def notes(release: Release) -> Iterator[str]:
         yield f"ends session {session.id} of {session.user} ({kind}); unsaved work is lost"
     if release.is_announced:
         yield f"compositors close {card.device.address} and go on; no session ends"
+    address = str(card.device.address)
+    if card.desktop is not None and address in card.desktop.laptop.panels:
+        yield f"the built-in panel of this laptop is black until: vfiomgr unbind {address}"
     if card.device.is_boot_display and not card.other_displays:
-        yield f"this host has no screen until: vfiomgr unbind {card.device.address}"
+        yield f"this host has no screen until: vfiomgr unbind {address}"
         if card.desktop is not None and card.desktop.has_ssh is False:
             yield "no SSH server is running: start one first, or use the libvirt hook"

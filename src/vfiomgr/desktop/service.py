@@ -6,6 +6,7 @@ and brings the screen back after anything else (ExecStopPost= in systemd.service
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _CGROUP = HostPath("/proc/self/cgroup")
 _USERS = "/user.slice/"
-_STOP_SECONDS = 300
-"""Seconds for `vfiomgr recover`; drivers of GPUs may need many."""
 
 
 def is_in_session(tree: HostTree) -> bool:
@@ -42,19 +41,24 @@ class DetachedRun:
             message = "cannot release a display from a session: systemd does not run this host"
             raise HostError(message, "run the command from a text console that is in no session")
         self.unit = f"vfiomgr-release-{str(address).replace(':', '-').replace('.', '-')}"
-        self.log = RUNTIME / f"{self.unit}.log"
+        # Another run for this display, which systemd refuses to start twice, has its own.
+        self.log = RUNTIME / f"{self.unit}-{os.getpid()}.log"
         self._tree = tree
         self._program = program.split()
 
     @property
     def command(self) -> list[str]:
-        """The command that starts the service and waits for its end."""
+        """The command that starts the service and waits for its end.
+
+        systemd sets no limit for the recovery, which a limit would cut off between two steps: each
+        of its steps has its own.
+        """
         recover = " ".join((*self._program, "--yes", "recover"))
         return [
             *("systemd-run", "--quiet", "--collect", "--wait", f"--unit={self.unit}"),
             "--description=Release a display for a guest",
             f"--property=ExecStopPost={recover}",
-            f"--property=TimeoutStopSec={_STOP_SECONDS}",
+            "--property=TimeoutStopSec=infinity",
             f"--property=StandardOutput=append:{self.log}",
             *("--", *self._program, "--yes", *sys.argv[1:]),
         ]
@@ -76,4 +80,6 @@ class DetachedRun:
             status = error.status
         else:
             status = 0
-        return status, self._tree.read_text(self.log) or ""
+        output = self._tree.read_text(self.log) or ""
+        self._tree.remove(self.log)
+        return status, output

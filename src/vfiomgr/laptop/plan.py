@@ -12,13 +12,14 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.laptop.state import discrete_gpus, is_set, laptop_of, switches
+from vfiomgr.laptop.state import discrete_gpus, is_set, laptop_of
 from vfiomgr.laptop.steps import LaptopMode, SetDiscreteGpu, SetGraphicsMux, SetLaptopMode
 from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind, plan_unbind
 from vfiomgr.passthrough.readiness_hints import as_commands
 from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.users.laptop import UNREAD_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,15 +78,9 @@ def _find(host: HostSnapshot, address: PciAddress | None) -> PciDevice | None:
 
 
 def _unknown(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Refuse switches that exist and cannot be read."""
-    for switch in switches(laptop_of(host)):
-        if switch is not None and switch.value is None:
-            yield blocker(
-                "laptop-switch",
-                switch.path,
-                f"cannot read {switch.path}",
-                "check dmesg for messages of asus_wmi, and update the firmware",
-            )
+    """Refuse switches and panels whose state exists and cannot be read."""
+    for path in laptop_of(host).unread:
+        yield blocker("laptop-switch", path, f"cannot read {path}", UNREAD_HINT)
 
 
 def _switch(switch: GraphicsSwitch | None, name: str, instead: str) -> GraphicsSwitch:

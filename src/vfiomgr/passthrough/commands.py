@@ -287,7 +287,7 @@ def _return_displays(session: Session, request: steps.Unbind) -> None:
     """Return released displays alone: a fault of another function must not cost the screen."""
     if session.dry_run or not session.is_live:
         return
-    released = {card.device.address for card in read_released(session.tree)}
+    released = {card.device.address for card in read_released(session.tree)[0]}
     first = tuple(address for address in request.addresses if address in released)
     if first:
         host_of(session).apply(replace(request, addresses=first, only=True, with_group=False))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.desktop.card import is_display
-from vfiomgr.desktop.plan import returning_steps
+from vfiomgr.desktop.plan import lock_for, returning_steps
 from vfiomgr.desktop.steps import RecordRelease
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
@@ -315,13 +315,14 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         elif (origin := host.origin(device)) is not None:
             steps.append(DropOriginalState(origin))
     kept = persistence_plan.part_of_unbind(host, targets, request)
-    steps += [*kept.steps, *returning_steps(host, targets)]
+    returning = tuple(returning_steps(host, targets))
+    steps += [*kept.steps, *returning]
     return Plan(
         summary=f"unbind {_listed(named)}",
         steps=tuple(steps),
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
-        locks=(*_locks(targets), *kept.locks),
+        locks=(*_locks(targets), *kept.locks, *lock_for(returning)),
         notes=distinct(
             [
                 *_companion_notes(host, "unbinding", named, targets, moving),

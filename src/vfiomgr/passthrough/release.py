@@ -16,6 +16,7 @@ from vfiomgr.desktop.plan import (
     LOCK,
     cards_of,
     detaching_steps,
+    lock_for,
     notes,
     refusals,
     release_of,
@@ -27,6 +28,7 @@ from vfiomgr.desktop.steps import RecordRelease, SetModules
 from vfiomgr.diagnostic import allow, blocker, refuse_if_any
 from vfiomgr.engine.plan import LAST, Plan, distinct
 from vfiomgr.passthrough.steps import SaveOriginalState
+from vfiomgr.users.released import RELEASED, START_YOURSELF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +56,7 @@ def plan_released(
     """
     functions = tuple(functions)
     cards = cards_of(host, functions)
-    found = [one for card in cards for one in refusals(card)]
+    found = [*_unread(host, functions), *(one for card in cards for one in refusals(card))]
     if request.persist:
         found += (one for card in cards for one in _at_each_boot(card.device))
     refuse_if_any(found, request.allow)
@@ -71,7 +73,8 @@ def plan_released(
         groups = bound.parallel_groups and (*bound.parallel_groups, *(LAST for _ in resuming))
         none = () if any(map(is_display, functions)) else (_NO_DISPLAY,)
         steps, texts = (*bound.steps, *resuming), (*bound.notes, *none)
-        return replace(bound, steps=steps, parallel_groups=groups, notes=texts)
+        locks = (*bound.locks, *lock_for(resuming))
+        return replace(bound, steps=steps, parallel_groups=groups, notes=texts, locks=locks)
     later = (*(detaching if going else ()), *bound.steps, *resuming)
     return replace(
         bound,
@@ -82,6 +85,19 @@ def plan_released(
         notes=distinct((*(text for one in releases for text in notes(one)), *bound.notes)),
         deferred=distinct(s.describe() for s in later if not isinstance(s, RecordRelease)),
     )
+
+
+def _unread(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Diagnostic]:
+    """Refuse to replace a record that cannot be read, or to go on without it."""
+    for device in functions:
+        if str(device.address) in host.released_unread:
+            yield blocker(
+                "release-unknown",
+                device,
+                f"cannot tell what is restored when {device} returns: cannot read "
+                f"{RELEASED}/{device.address}.json",
+                START_YOURSELF,
+            )
 
 
 def _at_each_boot(device: PciDevice) -> Iterator[Diagnostic]:

@@ -198,11 +198,13 @@ def _user_facts(
     if not further.get("with_users"):
         return {"users": users.read_host_facet(tree)}
     persistence = partial(persistence_uses, tree, host.devices)
+    released, unread = read_released(tree)
     return {
         "users": users.read_facet(tree, host.devices, persistence, with_claims=with_claims),
         "variants": drivers.read_variants(tree),
         "vfio_modules": drivers.read_vfio_modules(tree),
-        "released": read_released(tree),
+        "released": released,
+        "released_unread": unread,
     }
 
 

@@ -99,5 +99,7 @@ class HostFacts(Value, dict=True):
     """ATS and PASID of functions that have them; None if not read (requires root)."""
     released: tuple[ReleasedCard, ...] = ()
     """Cards that the desktop released for a guest; read together with the users."""
+    released_unread: tuple[str, ...] = ()
+    """The addresses of cards whose record of a release cannot be read."""
     desktop: DesktopFacts | None = None
     """The console, the sessions and the programs of the desktop; None if not read."""

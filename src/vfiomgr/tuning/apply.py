@@ -14,6 +14,7 @@ from vfiomgr.pci.memory import CPUS, read_topology
 from vfiomgr.tuning.model import TUNED, added_by, cpus_of, others, parse_tuned, render_tuned
 from vfiomgr.tuning.plan import at_boot
 from vfiomgr.tuning.steps import (
+    ANSWER_DEADLINE,
     UNITS,
     AllocatePages,
     InhibitSleep,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _CGROUPS = HostPath("/sys/fs/cgroup")
 _INHIBITORS = HostPath("/run/systemd/inhibit")
 _COMPACT = HostPath("/proc/sys/vm/compact_memory")
-_PATIENCE = 30.0
-"""Seconds for an answer of systemd, and until it has written to cgroups."""
 
 
 @performs(RecordTuning)
@@ -85,7 +84,7 @@ def isolate_cpus(tree: HostTree, step: IsolateCpus) -> None:
     for unit in (unit for unit in UNITS if unit not in foreign):
         _allow(tree, unit, allowed)
         if not taken:
-            tree.call(*allow(unit, ""), limit=_PATIENCE)
+            tree.call(*allow(unit, ""), limit=ANSWER_DEADLINE)
 
 
 def _allowed(tree: HostTree, unit: str) -> tuple[int, ...]:
@@ -95,7 +94,9 @@ def _allowed(tree: HostTree, unit: str) -> tuple[int, ...]:
         HostError: systemd does not answer.
 
     """
-    answer = tree.ask(("systemctl", "show", "--property=AllowedCPUs", "--value", unit), _PATIENCE)
+    answer = tree.ask(
+        ("systemctl", "show", "--property=AllowedCPUs", "--value", unit), ANSWER_DEADLINE
+    )
     if answer is None or answer.status:
         message = f"cannot tell AllowedCPUs= of {unit}: systemctl show does not answer"
         raise HostError(message, f"see: systemctl show {unit}")
@@ -108,13 +109,13 @@ def _allow(tree: HostTree, unit: str, cpus: tuple[int, ...]) -> None:
     A unit without a cgroup has no process, and gets them when it starts.
     """
     text = format_cpulist(cpus)
-    tree.call(*allow(unit, text), limit=_PATIENCE)
+    tree.call(*allow(unit, text), limit=ANSWER_DEADLINE)
     place = _CGROUPS / unit
 
     def has_them() -> bool:
         return parse_cpulist(tree.read(place / "cpuset.cpus")) == cpus or not tree.exists(place)
 
-    if not becomes_true(has_them, _PATIENCE):
+    if not becomes_true(has_them, ANSWER_DEADLINE):
         found = tree.read(place / "cpuset.cpus")
         message = f"AllowedCPUs={text} of {unit} has no effect: cpuset.cpus is {found or 'empty'}"
         raise HostError(message, f"see: systemctl status {unit}")
@@ -193,7 +194,7 @@ def inhibit_sleep(tree: HostTree, step: InhibitSleep) -> None:
     """
     if not step.after:
         if _is_running(tree, step):
-            tree.call(*step.argv, limit=_PATIENCE)
+            tree.call(*step.argv, limit=ANSWER_DEADLINE)
         if _is_running(tree, step):
             message = f"{step.unit} did not stop"
             raise HostError(message, f"see: systemctl status {step.unit}")
@@ -213,8 +214,8 @@ def _inhibit(tree: HostTree, step: InhibitSleep) -> None:
 
     """
     if not _is_running(tree, step):
-        tree.call(*step.argv, limit=_PATIENCE)
-    becomes_true(lambda: _is_listed(tree, step) or not _is_running(tree, step), _PATIENCE)
+        tree.call(*step.argv, limit=ANSWER_DEADLINE)
+    becomes_true(lambda: _is_listed(tree, step) or not _is_running(tree, step), ANSWER_DEADLINE)
     if not _is_listed(tree, step):
         message = f"logind lists no inhibitor of {step.unit}"
         raise HostError(message, f"see: journalctl --unit {step.unit}")
@@ -227,7 +228,7 @@ def _is_running(tree: HostTree, step: InhibitSleep) -> bool:
 def _is_listed(tree: HostTree, step: InhibitSleep) -> bool:
     """Whether logind has a file for the process (inhibitor_save in logind-inhibit.c)."""
     ask = ("systemctl", "show", "--property=MainPID", "--value", step.unit)
-    answer = tree.ask(ask, _PATIENCE)
+    answer = tree.ask(ask, ANSWER_DEADLINE)
     pid = "" if answer is None else answer.output.strip()
     names = filter(str.isdecimal, tree.children(_INHIBITORS))
     files = ((tree.read_text(_INHIBITORS / name) or "").splitlines() for name in names)

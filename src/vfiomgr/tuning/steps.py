@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Topic
     from vfiomgr.paths import HostPath
 
+ANSWER_DEADLINE = 30.0
+"""Seconds for an answer of systemd, and until it has written to cgroups."""
 UNITS = ("system.slice", "user.slice", "init.scope")
 """The units of systemd that have all work except guests, which are in machine.slice."""
 
@@ -111,8 +113,8 @@ class IsolateCpus(Exchange, Value):
     after: bool
     kind: ClassVar[str] = "isolate-cpus"
 
-    deadline: ClassVar[float | None] = 180.0
-    """Seconds: systemd is asked several times about each unit."""
+    deadline: ClassVar[float | None] = 4 * len(UNITS) * ANSWER_DEADLINE + 20
+    """Of each unit, its CPUs are read, set, awaited in its cgroup, and possibly reset."""
 
     @property
     def topic(self) -> Topic:
@@ -195,6 +197,9 @@ class InhibitSleep(Exchange, Value):
     before: bool
     after: bool
     kind: ClassVar[str] = "inhibit-sleep"
+
+    deadline: ClassVar[float | None] = 6 * ANSWER_DEADLINE + 20
+    """Its unit is read, started, and awaited with two more questions at the end of the time."""
 
     @property
     def unit(self) -> str:

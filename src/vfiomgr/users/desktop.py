@@ -293,6 +293,13 @@ class _Reader:
         unit = next(filter(None, running), None)
         return unit or self.tree.link_name(DISPLAY_MANAGER_ALIAS)
 
+    def lingering(self) -> list[str]:
+        """Users whose services linger (method_set_user_linger in src/login/logind-dbus.c)."""
+        above = self.tree.children(_LINGER.parent.parent)
+        if above and _LINGER.parent.name not in above:
+            return []  # no systemd has run on this host
+        return self.names(_LINGER, "lingering users")
+
     def user_sockets(self) -> set[str]:
         """The sockets for services of users (systemd.unit(5))."""
         places = [HostPath(f"{above}/systemd/user") for above in ("/etc", "/usr/lib", "/lib")]
@@ -338,7 +345,7 @@ def read_desktop(tree: HostTree, holders: Collection[int] = ()) -> DesktopFacts:
         sessions=tuple(reader.sessions()),
         processes=processes,
         display_manager=reader.display_manager(processes),
-        lingering=tuple(tree.children(_LINGER)),
+        lingering=tuple(reader.lingering()),
         user_sockets=tuple(sorted(reader.user_sockets())),
         nvidia_modules=modules_above(tree, "nvidia"),
         laptop=read_laptop(tree),

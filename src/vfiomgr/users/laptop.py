@@ -26,6 +26,11 @@ _PANEL = expression(r"card\d+-(?:eDP|LVDS|DSI)-\d+")
 """Connectors of built-in panels (drm_connector_enum_list in drivers/gpu/drm/drm_connector.c)."""
 
 
+UNREAD_HINT = (
+    "check dmesg for messages of asus_wmi and of the driver of the GPU, and update the firmware"
+)
+
+
 class GraphicsSwitch(Value):
     """A switch of the firmware."""
 
@@ -42,33 +47,47 @@ class LaptopFacts(Value):
     """1 if the panel is wired to the integrated GPU, 0 to the discrete one; None without a MUX."""
     dgpu_disable: GraphicsSwitch | None = None
     """1 if the discrete GPU is turned off; None if the firmware has no such switch."""
-    is_pending: bool = False
-    """Whether a change waits for a reboot, as far as the driver reports it."""
+    is_pending: bool | None = False
+    """Whether a change waits for a reboot, as far as the driver reports it; null if unknown."""
     panels: tuple[str, ...] = ()
     """The PCI addresses of GPUs whose driver has a built-in panel."""
+    unread: tuple[str, ...] = ()
+    """The attributes in sysfs that exist and could not be read."""
 
 
 def read_laptop(tree: HostTree) -> LaptopFacts:
     """Read the switches of a host, and which GPUs have its panel."""
+    unread: list[str] = []
+    pending = _ARMOURY / "pending_reboot"
     return LaptopFacts(
-        _switch(tree, "gpu_mux_mode"),
-        _switch(tree, "dgpu_disable"),
-        (tree.read(_ARMOURY / "pending_reboot") or "").strip() == "1",
-        tuple(sorted(set(_panels(tree)))),
+        _switch(tree, unread, _ARMOURY / "gpu_mux_mode/current_value", _PLATFORM / "gpu_mux_mode"),
+        _switch(tree, unread, _ARMOURY / "dgpu_disable/current_value", _PLATFORM / "dgpu_disable"),
+        _flag(tree, unread, pending) if tree.exists(pending) else False,
+        tuple(sorted(set(_panels(tree, unread)))),
+        tuple(unread),
     )
 
 
-def _switch(tree: HostTree, name: str) -> GraphicsSwitch | None:
-    for place in (_ARMOURY / name / "current_value", _PLATFORM / name):
-        if tree.exists(place):
-            text = (tree.read(place) or "").strip()
-            return GraphicsSwitch(place, bool(int(text)) if text.isdecimal() else None)
+def _switch(tree: HostTree, unread: list[str], *places: HostPath) -> GraphicsSwitch | None:
+    """The first of these attributes that exists."""
+    place = next(filter(tree.exists, places), None)
+    return None if place is None else GraphicsSwitch(place, _flag(tree, unread, place))
+
+
+def _flag(tree: HostTree, unread: list[str], place: HostPath) -> bool | None:
+    text = (tree.read(place) or "").strip()
+    if text.isdecimal():
+        return text != "0"
+    unread.append(place)
     return None
 
 
-def _panels(tree: HostTree) -> Iterator[str]:
+def _panels(tree: HostTree, unread: list[str]) -> Iterator[str]:
     """The connectors of a card are below it, and it is below its PCI function."""
     for name in filter(_PANEL.fullmatch, tree.children(_DRM)):
-        if tree.read(_DRM / name / "status") == "connected":
+        status = tree.read(_DRM / name / "status")
+        if status is None:
+            unread.append(_DRM / name / "status")
+        elif status != "disconnected":
             above = (tree.link(_DRM / name) or "").split("/")
             yield from [part for part in above if is_address(part)][-1:]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RELEASED = RUNTIME / "released"
 """The directory of the records."""
+START_YOURSELF = "start it yourself: systemctl start display-manager; then remove the file"
 _SUFFIX, _LIMIT = ".json", 1 << 16
 
 
@@ -64,9 +65,10 @@ def write_released(tree: HostTree, card: ReleasedCard) -> None:
     tree.replace(card.path, data, durable=False)
 
 
-def read_released(tree: HostTree) -> tuple[ReleasedCard, ...]:
-    """All records; one unreadable record does not hide the others."""
+def read_released(tree: HostTree) -> tuple[tuple[ReleasedCard, ...], tuple[str, ...]]:
+    """All records, and the addresses of cards whose record cannot be read."""
     found: list[ReleasedCard] = []
+    unread: list[str] = []
     for name in tree.children(RELEASED):
         address = name.removesuffix(_SUFFIX)
         if address == name or not is_address(address):
@@ -80,10 +82,11 @@ def read_released(tree: HostTree) -> tuple[ReleasedCard, ...]:
         except (OSError, NotARecord, ValueError) as error:
             message = (
                 f"cannot read {place}, so the desktop is not restored when {address} returns: "
-                f"{error}; start it yourself: systemctl start display-manager; then remove the file"
+                f"{error}; {START_YOURSELF}"
             )
             warnings.warn(message, stacklevel=2)
+            unread.append(address)
             continue
         if card.path == place:
             found.append(card)
-    return tuple(found)
+    return tuple(found), tuple(unread)

@@ -71,6 +71,33 @@ def test_the_output_is_that_of_this_run_and_of_its_recovery(tmp_path: Path) -> N
         assert output.splitlines() == ["bound", "nothing to do"]
 
 
+def test_a_second_run_for_the_same_display_leaves_the_log_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FakeKernel(tmp_path)
+    kernel.sysfs.put("/run/systemd/system/.keep", "")
+    kernel.programs.install("/usr/bin/systemd-run")
+    kernel.programs.known["/usr/bin/systemd-run"] = _Refusing("Unit already loaded.")
+    address = PciAddress.parse("0000:01:00.0")
+    first = DetachedRun(kernel, address, "/opt/vfiomgr/bin/vfiomgr")
+    kernel.sysfs.put(first.log, "stop gdm.service")
+    monkeypatch.setattr("os.getpid", lambda: 4711)
+    second = DetachedRun(kernel, address, "/opt/vfiomgr/bin/vfiomgr")
+    assert second.unit == first.unit
+    with pytest.raises(ProgramFailed, match="already loaded"):
+        second.run()
+    assert kernel.sysfs.get(first.log) == "stop gdm.service"
+
+
+def test_systemd_does_not_cut_the_recovery_off(tmp_path: Path) -> None:
+    """A display manager alone may take longer to start than any limit for all steps."""
+    kernel = FakeKernel(tmp_path)
+    kernel.sysfs.put("/run/systemd/system/.keep", "")
+    command = DetachedRun(kernel, PciAddress.parse("0000:01:00.0"), "/bin/vfiomgr").command
+    limits = [word.rpartition("=")[2] for word in command if "TimeoutStopSec" in word]
+    assert limits == ["infinity"]
+
+
 def test_a_service_that_does_not_start_is_an_error_with_its_cause(tmp_path: Path) -> None:
     """A second one for the same display, for example."""
     kernel = FakeKernel(tmp_path)

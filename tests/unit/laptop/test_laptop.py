@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = PciAddress.parse(DISCRETE)
+_STATUS = "/sys/class/drm/card1-eDP-1/status"
+_PENDING = "/sys/class/firmware-attributes/asus-armoury/attributes/pending_reboot"
 
 
 @pytest.fixture(params=[False, True], ids=["asus-nb-wmi", "asus-armoury"])
@@ -193,6 +195,14 @@ def test_a_switch_that_cannot_be_read_is_not_changed(firmware: AsusFirmware, nam
     assert present(firmware) is None
     for mode in ("integrated", "hybrid", "vfio", "discrete"):
         assert f"cannot read {firmware.path(name)}" in refusal(firmware, mode)
+
+
+@pytest.mark.parametrize("path", [_PENDING, _STATUS], ids=["pending", "panel"])
+def test_a_panel_whose_state_cannot_be_read_may_be_on_the_gpu(tmp_path: Path, path: str) -> None:
+    firmware = laptop(tmp_path, armoury=True)
+    firmware.kernel.sysfs.put(path, "", 0o200)
+    for mode in ("integrated", "hybrid", "vfio", "discrete"):
+        assert f"cannot read {path}" in refusal(firmware, mode)
 
 
 def test_a_snapshot_without_the_switches_is_refused(firmware: AsusFirmware) -> None:

@@ -18,6 +18,8 @@ from tests.unit.engine.faults import STRIDE, EveryFault, changes, kept, told
 from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from tests.unit.libvirt.test_hook_apply import prepare, read_records, release
 from tests.unit.libvirt.test_hook_commands import xml
+from vfiomgr.engine.plan import DEADLINE
+from vfiomgr.engine.registry import perform
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import InvalidDocument, Refusal, RolledBack, VfiomgrError
 from vfiomgr.guests.model import NumaCell
@@ -26,14 +28,23 @@ from vfiomgr.libvirt.hook import render_settings, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE, DomainCpu, DomainMemory, HookSettings
 from vfiomgr.paths import BOOT_ID, SCRIPT
 from vfiomgr.tuning.model import TUNED, parse_tuned
-from vfiomgr.tuning.steps import HugepageNeeds, MemoryPart, RestoreHost, TuneHost
+from vfiomgr.tuning.steps import (
+    HugepageNeeds,
+    InhibitSleep,
+    IsolateCpus,
+    MemoryPart,
+    RestoreHost,
+    TuneHost,
+)
 from vfiomgr.units import GIB, MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
+    from vfiomgr.host.programs import ProgramAnswer
     from vfiomgr.libvirt.model import Domain
 
 GPU = "0000:01:00.0"
@@ -251,12 +262,55 @@ def test_cpus_that_somebody_sets_meanwhile_stay(tmp_path: Path) -> None:
 def test_a_cgroup_that_does_not_follow_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.tuning.apply._PATIENCE", 0.1)
+    monkeypatch.setattr("vfiomgr.tuning.apply.ANSWER_DEADLINE", 0.1)
     host = tunable(tmp_path)
     host.kernel.sysfs.put("/sys/fs/cgroup/init.scope/cpuset.cpus", "0-3")
     host.lost.add("init.scope")
     with pytest.raises(RolledBack, match=r"of init\.scope has no effect: cpuset\.cpus is 0-3"):
         prepare(host.kernel, GUEST)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["undo", "do"])
+@pytest.mark.parametrize("kind", [IsolateCpus, InhibitSleep])
+def test_the_run_waits_longer_for_a_step_than_the_step_for_systemd(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[IsolateCpus | InhibitSleep],
+    *,
+    after: bool,
+) -> None:
+    """A run that is abandoned is not rolled back."""
+    host = tunable(tmp_path)
+    for unit in host.allowed:
+        host.kernel.sysfs.put(f"/sys/fs/cgroup/{unit}/cpuset.cpus", "0-3")
+    steps = (
+        IsolateCpus(OTHER, (2, 3), (0, 1), before=not after, after=after),
+        InhibitSleep(OTHER, "a guest", before=not after, after=after),
+    )
+    (step,) = (one for one in steps if isinstance(one, kind))
+    if not after:
+        perform(step.inverse(), host.kernel)
+    waits = list[float]()
+    call, ask = host.kernel.call, host.kernel.ask
+
+    def called(*command: str, limit: float) -> None:
+        waits.append(limit)
+        call(*command, limit=limit)
+
+    def asked(command: Sequence[str], seconds: float = 0) -> ProgramAnswer | None:
+        waits.append(seconds)
+        return ask(command, seconds)
+
+    def waited(condition: Callable[[], bool], limit: float) -> bool:
+        waits.append(limit)
+        return condition()
+
+    monkeypatch.setattr(host.kernel, "call", called)
+    monkeypatch.setattr(host.kernel, "ask", asked)
+    monkeypatch.setattr("vfiomgr.tuning.apply.becomes_true", waited)
+    perform(step, host.kernel)
+    assert len(waits) > 1
+    assert (step.deadline or DEADLINE) > sum(waits)
 
 
 def test_a_damaged_record_stops_the_start(tmp_path: Path) -> None:

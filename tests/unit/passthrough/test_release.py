@@ -14,6 +14,7 @@ from tests.fakes.bars import FakeBar
 from tests.fakes.faults import PowerCut
 from tests.fakes.live_desktop import LiveDesktop
 from tests.unit.engine.faults import STRIDE
+from vfiomgr.desktop.plan import LOCK
 from vfiomgr.engine.plan import DEADLINE
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
@@ -93,6 +94,19 @@ def test_the_plan_says_all_that_will_happen_in_order(tmp_path: Path) -> None:
     ]
     places = [shown.index(text) for text in expected]
     assert places == sorted(places)
+
+
+def test_only_one_run_at_a_time_changes_what_all_displays_share(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    assert LOCK in plan(live).locks
+    bind(live)
+    assert LOCK in api.host_at(live.kernel).plan(Unbind((FIRST,))).locks
+    place = RELEASED / f"{FIRST}.json"
+    paused = live.kernel.sysfs.get(place).replace('"stopped"', '"paused"')
+    live.kernel.sysfs.put(place, paused.replace('"paused": []', '"stopped": []'))
+    resumed = plan(live)
+    assert "start sddm.service" in str(resumed)
+    assert LOCK in resumed.locks
 
 
 def test_plasma_under_sddm_ends_with_its_session(tmp_path: Path) -> None:
@@ -290,6 +304,39 @@ def test_sessions_that_cannot_be_read_are_a_reason_to_refuse(tmp_path: Path) -> 
     error = refusal(LiveDesktop(desktop))
     assert "cannot read /run/systemd/sessions/2" in error.message
     assert error.hint
+
+
+@pytest.mark.parametrize("name", ["lingering users", "panel"], ids=["lingering users", "the panel"])
+def test_what_cannot_be_read_of_the_desktop_is_a_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    if name == "panel":
+        status = f"/sys/bus/pci/devices/{FIRST}/drm/card0/card0-eDP-1/status"
+        live.kernel.sysfs.put(status, "", 0o200)
+        live.kernel.sysfs.link("/sys/class/drm/card0-eDP-1", status.removesuffix("/status"))
+        expected = "cannot read /sys/class/drm/card0-eDP-1/status"
+    else:
+        listed = live.kernel.why_unlisted
+        linger = "/var/lib/systemd/linger"
+        monkeypatch.setattr(
+            live.kernel,
+            "why_unlisted",
+            lambda at: "Input/output error" if at == linger else listed(at),
+        )
+        expected = "lingering users: cannot list /var/lib/systemd/linger: Input/output error"
+    error = refusal(live)
+    assert expected in error.message
+    assert error.hint
+
+
+def test_the_panel_of_a_laptop_is_named_with_what_brings_it_back(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    connector = f"/sys/bus/pci/devices/{FIRST}/drm/card0/card0-eDP-1"
+    live.kernel.sysfs.put(f"{connector}/status", "connected")
+    live.kernel.sysfs.link("/sys/class/drm/card0-eDP-1", connector)
+    expected = f"the built-in panel of this laptop is black until: vfiomgr unbind {FIRST}"
+    assert expected in plan(live).notes
 
 
 def test_a_laptop_whose_panel_is_on_the_card_is_refused(tmp_path: Path) -> None:
@@ -600,6 +647,22 @@ def test_a_record_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="systemctl start display-manager"):
         unbind(live)
     assert driver(live) == "amdgpu"
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_record_that_cannot_be_read_is_not_replaced(tmp_path: Path, *, is_bound: bool) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    if is_bound:
+        bind(live)
+    place = f"{RELEASED}/{FIRST}.json"
+    live.kernel.sysfs.put(place, "{")
+    with (
+        pytest.raises(Refusal, match=f"cannot read {place}") as caught,
+        pytest.warns(UserWarning, match="systemctl start display-manager"),
+    ):
+        bind(live)
+    assert caught.value.hint.endswith("then remove the file")
+    assert live.kernel.sysfs.get(place) == "{"
 
 
 @pytest.mark.parametrize("desktop", [desktops.gnome, desktops.nvidia])

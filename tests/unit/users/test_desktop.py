@@ -71,6 +71,7 @@ def test_consoles_and_framebuffers(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in facts.unread] == [
         "programs of the desktop",
         "user sessions",
+        "lingering users",
     ]
 
 

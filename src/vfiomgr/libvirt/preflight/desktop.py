@@ -134,16 +134,16 @@ def kvmfr(context: PreflightContext) -> Iterator[Diagnostic]:
             yield _no_node(cited, path, size, is_file=state is not None)
             continue
         number = int(path.removeprefix(KVMFR[:-1]))
-        module = known.sizes_mib[number] * MIB if number < len(known.sizes_mib) else 0
-        if 0 < module < size:
+        module = known.sizes_mib[number] * MIB if number < len(known.sizes_mib) else None
+        if module is not None and module < size:
             yield finding(
                 "kvmfr-too-small",
                 "blocker",
                 f"{path} has {shown_size(module)}, and the domain needs {shown_size(size)}",
                 (cited, f"{KVMFR_SIZES}: {','.join(map(str, known.sizes_mib))}"),
                 "QEMU cannot map more than the module has",
-                f"write `options kvmfr static_size_mb={size // MIB}` to /etc/modprobe.d/kvmfr.conf,"
-                " and load the module again: rmmod kvmfr && modprobe kvmfr",
+                f"write `options kvmfr static_size_mb={_mib(size)}` to /etc/modprobe.d/kvmfr.conf, "
+                "and load the module again: rmmod kvmfr && modprobe kvmfr",
             )
         yield from _denied(context, path, cited, known)
         yield from _confined(context, path, cited, known)
@@ -158,9 +158,14 @@ def _no_node(cited: str, path: str, size: int, *, is_file: bool) -> Diagnostic:
         f"{path} {what}: the module kvmfr is not loaded",
         (cited, f"{path}: {'regular file' if is_file else 'missing'}"),
         "QEMU creates a regular file of that name, and Looking Glass shows nothing",
-        f"{first}modprobe kvmfr static_size_mb={size // MIB}, and write kvmfr to "
+        f"{first}modprobe kvmfr static_size_mb={_mib(size)}, and write kvmfr to "
         "/etc/modules-load.d/kvmfr.conf",
     )
+
+
+def _mib(size: int) -> str:
+    """The parameter of the module for a size; a placeholder if the domain has none."""
+    return str(-(-size // MIB)) if size else "SIZE (with the size of the memory in MiB)"
 
 
 def _confined(

@@ -188,6 +188,7 @@ def test_other_memory_is_created_by_qemu() -> None:
         (without(KVMFR), "kvmfr-missing", "modprobe kvmfr static_size_mb=64"),
         (with_state(KVMFR, OWN), "kvmfr-missing", f"rm {KVMFR}; modprobe kvmfr"),
         (replace(ALLOWED, sizes_mib=(32,)), "kvmfr-too-small", "static_size_mb=64"),
+        (replace(ALLOWED, sizes_mib=(0,)), "kvmfr-too-small", "static_size_mb=64"),
         (
             with_state(KVMFR, replace(NODE, mode=0o600)),
             "shared-memory-denied",
@@ -215,6 +216,16 @@ def test_the_node_of_the_kernel_module(files: DesktopFiles, rule: str, remedy: s
     assert finding is not None
     assert (finding.rule, finding.severity) == (rule, "blocker")
     assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("size", "parameter"),
+    [('"size":"64.5M"', "static_size_mb=SIZE (with"), ('"size":67108865', "static_size_mb=65,")],
+)
+def test_the_module_is_never_loaded_without_memory(size: str, parameter: str) -> None:
+    finding = only(judge(backend(size), without(KVMFR)))
+    assert finding is not None
+    assert parameter in finding.remedy
 
 
 def test_a_node_of_unknown_size_is_large_enough() -> None:
