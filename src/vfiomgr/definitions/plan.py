@@ -478,7 +478,7 @@ def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
     elif definition.autostart and parent.is_virtual_function and host.files.text(BOOT) is None:
         yield (
             f"virtual functions of {parent.gpu} are lost at reboot; to create them at boot: "
-            "vfiomgr layout export > host.yaml; vfiomgr layout install host.yaml"
+            "vfiomgr layout export --addresses > host.yaml; vfiomgr layout install host.yaml"
         )
     if host.defined.callouts:
         yield f"vfiomgr does not run mdevctl's callouts: {', '.join(host.defined.callouts)}"

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.host.owners import ROOT_ONLY
-from vfiomgr.layout.model import (
-    Layout,
-)
+from vfiomgr.layout.model import Layout
+from vfiomgr.layout.selectors import by_model
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.drivers import PLAIN
 from vfiomgr.persistence.plan import accesses
@@ -31,8 +30,12 @@ if TYPE_CHECKING:
     _Rule = dict[str, Any]
 
 
-def export(host: HostSnapshot) -> Layout:
-    """The devices that are passed through or divided; the others stay with the host."""
+def export(host: HostSnapshot, *, by_address: bool = False) -> Layout:
+    """The devices that are passed through or divided; the others stay with the host.
+
+    Rules select devices by model if that selects no others, and count vGPUs by type; `by_address`
+    names addresses and UUIDs.
+    """
     carrying = [gpu for gpu in gpus(host) if gpu.instances]
     divided = {gpu.name for gpu in carrying}
     rules = [
@@ -40,6 +43,7 @@ def export(host: HostSnapshot) -> Layout:
         *_passthrough(host),
         *(_vgpus(host, gpu) for gpu in carrying),
     ]
+    rules = rules if by_address else by_model(host, rules)
     return Layout.model_validate({"description": "as the host was found", "devices": rules})
 
 
@@ -47,7 +51,7 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
     """Physical functions with virtual ones; those that are vGPUs belong to their GPU's rule."""
     if not device.sriov_numvfs:
         return
-    if str(device.address) in divided:
+    if str(device.address) in divided or device.is_on_vfio:  # vfio-pci creates functions, too
         for vf in (host.device(address) for address in device.virtual_functions):
             if vf.is_on_vfio:
                 yield _one(host, vf)

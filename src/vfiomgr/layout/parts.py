@@ -66,19 +66,19 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
     diagnostics: list[tuple[RuleMatch, Diagnostic]] = []
     shortages: list[tuple[RuleMatch, Diagnostic]] = []
     for number, rule in enumerate(layout.devices, start=1):
-        matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
+        chosen = tuple(d for d in matching(host, rule.select) if d.address not in taken)
         parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
         taken_parents.update(parents)
-        claim = RuleMatch(number, rule, matching, parents)
+        claim = RuleMatch(number, rule, chosen, parents)
         companions = []
         if isinstance(rule, WholeRule) and (isinstance(rule, OnDemandRule) or not rule.only):
-            companions = [other for other in _slots(host, claim) if other not in matching]
+            companions = [other for other in _slots(host, claim) if other not in chosen]
         against = (*_unfit(claim), *_conflicts(claim, companions, taken))
         diagnostics += [(claim, diagnostic) for diagnostic in against]
         shortages += [(claim, diagnostic) for diagnostic in _too_few(host, claim, taken)]
-        taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
+        taken |= dict.fromkeys((d.address for d in (*chosen, *companions)), claim)
         if isinstance(rule, SriovRule) and rule.functions != "any":  # it says who has them
-            taken |= dict.fromkeys((a for d in matching for a in d.virtual_functions), claim)
+            taken |= dict.fromkeys((a for d in chosen for a in d.virtual_functions), claim)
         claims.append(claim)
     # The host gets the rest of its slots, unless other rules select them.
     for at, claim in enumerate(claims):
@@ -95,7 +95,8 @@ def _slots(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
     return list(found.values())
 
 
-def _matching(host: HostSnapshot, selector: Selector) -> Iterator[PciDevice]:
+def matching(host: HostSnapshot, selector: Selector) -> Iterator[PciDevice]:
+    """The devices of a host that meet all criteria."""
     return (device for device in host.devices if _is_selected(device, selector))
 
 
@@ -168,7 +169,7 @@ def _remedy_for_few(
 ) -> str:
     lost = [
         f"{d.address} belongs to {taken[d.address].label}"
-        for d in _matching(host, selector)
+        for d in matching(host, selector)
         if d.address in taken
     ]
     if lost:

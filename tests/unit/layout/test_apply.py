@@ -138,7 +138,7 @@ def test_what_is_exported_changes_nothing(tmp_path: Path) -> None:
     apply(kernel, layout())
     before = kept(kernel)
     exported = export(api.scan(kernel))
-    assert [rule.state for rule in exported.devices] == ["sriov", "passthrough", "vgpu"]
+    assert [rule.state for rule in exported.devices] == ["vgpu", "sriov", "passthrough"]
     outcome = apply(kernel, api.layout_request(None, "exported", exported))
     assert not outcome.is_changed
     assert kept(kernel) == before

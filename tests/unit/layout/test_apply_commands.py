@@ -82,9 +82,9 @@ def test_what_is_exported_is_in_force(run: Run, file: str, tmp_path: Path) -> No
     assert json.loads(run("apply", str(exported), "--format", "json").stdout)["changed"] is False
     as_json = json.loads(run("layout", "export", "--format", "json").stdout)
     assert [rule["state"] for rule in as_json["layouts"]["exported"]["devices"]] == [
-        "sriov",
         "passthrough",
         "vgpu",
+        "sriov",
     ]
 
 

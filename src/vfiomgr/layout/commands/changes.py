@@ -45,6 +45,7 @@ from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,29 +228,40 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
 
 @click.command("export")
 @click.option("--name", default="exported", help="Name of the layout.  [default: exported]")
+@click.option("--addresses", is_flag=True, help="Select by address, and name vGPUs by UUID.")
 @session_options(*READING)
 @pass_session
-def export(session: Session, *, name: str) -> None:
+def export(session: Session, *, name: str, addresses: bool) -> None:
     """Print the present state of this host as a layout.
 
-    Applied on this host, the layout changes nothing.
+    Applied on this host, the layout changes nothing. Devices are selected by model (PCI ID, and
+    NUMA node if boards of one model differ), and vGPUs by type and number, so that the layout fits
+    other hosts of the same kind. Addresses are only used where a model would select other devices.
 
     MSI-X vectors of virtual functions (vf_msix) are not exported: the kernel does not show whether
     their number was set or is the default of the driver. `show` prints the present numbers.
 
     \b
     Examples:
-      vfiomgr layout export > host.yaml
+      vfiomgr layout export > fleet.yaml
+      vfiomgr layout export --addresses > host.yaml
       vfiomgr --snapshot host.json layout export --name web-07
     """
     host = session.scan(with_gpu_modes=True)
-    file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
+    layout = exported(host, by_address=addresses)
+    file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: layout}})
     if session.format == "json":
         print_text(json.dumps(to_jsonable(file), indent=2) + "\n")
     else:
         print_text(render_layouts(file))
     if not file.layouts[name].devices:
         note("no device of this host is passed through or divided: the layout is empty")
+    named = [vgpu for vgpu in host.vgpus.active if vgpu.uuid is not None]
+    if named and not addresses:
+        note(
+            f"not exported: {counted(len(named), 'UUID')} of vGPUs, which guests may name; "
+            "include them with --addresses"
+        )
 
 
 @click.command("revert")
