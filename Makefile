@@ -78,7 +78,7 @@ docs:  ## the pictures of the documents, and what is generated: docs/reference, 
 	@$(PYTHON) -m tools.rules
 	@$(PYTHON) -m tools.pictures
 
-package:  ## a wheel, a .deb, an .rpm and a package for Arch, in dist/
+package:  ## a wheel, a .deb, an .rpm, a package for Arch and the Ansible collection, in dist/
 	@tools/setup dev
 	@$(PYTHON) -m tools.package
 

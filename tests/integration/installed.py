@@ -35,6 +35,7 @@ class Built:
     deb: Path
     rpm: Path
     arch: Path
+    collection: Path
     work: Path
 
 

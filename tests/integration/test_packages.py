@@ -320,8 +320,9 @@ def test_packages_are_reproducible(
         again = build(tmp_path / "dist", tmp_path / "work", WHEELS)
     finally:
         os.umask(before)
-    *others, arch = again
-    for one, other in zip((built.wheel, built.deb, built.rpm), others, strict=True):
+    wheel, deb, rpm_again, arch, collection = again
+    before_it = (built.wheel, built.deb, built.rpm, built.collection)
+    for one, other in zip(before_it, (wheel, deb, rpm_again, collection), strict=True):
         assert one.name == other.name
         assert one.read_bytes() == other.read_bytes(), one.name
     assert _contents(built.arch) == _contents(arch)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tools.package.arch import build_arch
+from tools.package.collection import build_collection
 from tools.package.debian import build_deb
 from tools.package.rpm import build_rpm
 from tools.package.tree import HOME, libraries, make_tree, packaged_units, template
@@ -54,7 +55,7 @@ STAYING = (
 Not entries of container runtimes: containerd does not start without a file that it imports."""
 
 
-def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path, Path]:
+def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path, Path, Path]:
     """Build all packages; `work` is emptied, and has what they are made of.
 
     The libraries stay in the cache.
@@ -86,7 +87,8 @@ def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path, P
     build_deb(tree, values, deb)
     rpm = directory / f"vfiomgr-{__version__}-1.{architecture.machine}.rpm"
     build_rpm(tree, values, rpm)
-    return wheel, deb, rpm, build_arch(values, directory, work)
+    arch = build_arch(values, directory, work)
+    return wheel, deb, rpm, arch, build_collection(directory)
 
 
 def scripts() -> dict[str, str]:

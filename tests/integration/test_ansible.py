@@ -1,0 +1,157 @@
+"""The Ansible collection as it is built, installed and run by ansible-core of this environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.fakes.hosts import workstation
+from tools.package.collection import SOURCE, build_collection
+from vfiomgr import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MODULES = sorted(place.stem for place in (SOURCE / "plugins/modules").glob("*.py"))
+_PROGRAMS = Path(sys.executable).parent
+
+
+class Ansible:
+    """The programs of ansible-core, with a home of their own and this collection."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.collection = place / "ansible_collections/vfiomgr/host"
+
+    def run(
+        self,
+        *command: str,
+        status: int = 0,
+        within: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
+        """What a program prints; it ends with the status."""
+        own = {
+            "ANSIBLE_HOME": str(self.place / "home"),
+            "ANSIBLE_COLLECTIONS_PATH": str(self.place),
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+            "HOME": str(self.place),
+            "LC_ALL": "C.UTF-8",
+            "PATH": f"{_PROGRAMS}:{os.environ['PATH']}",
+        }
+        ran = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=within or self.place,
+            env={**own, **(variables or {})},
+        )
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return ran.stdout
+
+    def tasks(self, tasks: dict[str, dict[str, Any]], *options: str, root: str) -> dict[str, Any]:
+        """Run tasks on a recorded host, and return the result of each, a failure too."""
+        results = self.place / "results.json"
+        named = [
+            {"name": name, "register": name, "ignore_errors": True, **task}
+            for name, task in tasks.items()
+        ]
+        told = "{{ {" + ", ".join(f"'{name}': {name}" for name in tasks) + "} | to_json }}"
+        written = {"content": told, "dest": str(results), "mode": "0644"}
+        play = {
+            "hosts": "localhost",
+            "connection": "local",
+            "gather_facts": False,
+            "environment": {"VFIOMGR_ROOT": root},
+            "tasks": [*named, {"ansible.builtin.copy": written, "check_mode": False}],
+        }
+        (self.place / "play.json").write_text(json.dumps([play]))
+        self.run("ansible-playbook", "play.json", *options)
+        found = json.loads(results.read_text())
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture(scope="module")
+def ansible(tmp_path_factory: pytest.TempPathFactory) -> Ansible:
+    """Ansible with the collection as `make package` builds it."""
+    found = Ansible(tmp_path_factory.mktemp("ansible"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+        built = build_collection(found.place)
+    found.run("ansible-galaxy", "collection", "install", str(built), "--offline", "-p", ".")
+    return found
+
+
+def test_the_collection_has_the_version_of_vfiomgr() -> None:
+    assert YAML(typ="safe").load(SOURCE / "galaxy.yml")["version"] == __version__
+
+
+def test_the_collection_is_unchanged_where_it_is_installed(ansible: Ansible) -> None:
+    said = ansible.run("ansible-galaxy", "collection", "verify", "vfiomgr.host", "--offline")
+    assert "successfully verified" in said.lower() or not said
+    packed = {str(one.relative_to(ansible.collection)) for one in ansible.collection.rglob("*.py")}
+    assert packed == {str(one.relative_to(SOURCE)) for one in SOURCE.rglob("*.py")}
+
+
+def test_every_module_and_the_role_are_documented(ansible: Ansible) -> None:
+    names = [f"vfiomgr.host.{name}" for name in MODULES]
+    documents = json.loads(ansible.run("ansible-doc", "--json", *names))
+    assert sorted(documents) == names
+    for name, document in documents.items():
+        assert document["doc"]["attributes"]["check_mode"]["support"] == "full", name
+        assert document["examples"], name
+        assert document["return"], name
+    role = json.loads(ansible.run("ansible-doc", "--json", "-t", "role", "vfiomgr.host.install"))
+    options = role["vfiomgr.host.install"]["entry_points"]["main"]["options"]
+    assert set(options) == set(YAML(typ="safe").load(SOURCE / "roles/install/defaults/main.yml"))
+
+
+def test_ansible_lint_finds_nothing(ansible: Ansible) -> None:
+    command = (
+        "ansible-lint",
+        "--offline",
+        "--profile",
+        "production",
+        "--strict",
+        "-q",
+        "--nocolor",
+    )
+    (ansible.collection / "galaxy.yml").write_bytes((SOURCE / "galaxy.yml").read_bytes())
+    try:
+        assert ansible.run(*command, within=ansible.collection) == ""
+    finally:
+        (ansible.collection / "galaxy.yml").unlink()
+
+
+def test_a_playbook_reads_checks_and_plans(ansible: Ansible, tmp_path: Path) -> None:
+    """With the real command on a recorded host, in a process of its own for each task."""
+    gpu = "0000:01:00.0"
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    rule = {"select": {"address": gpu}, "state": "passthrough"}
+    content = {"version": "vfiomgr/v1", "layouts": {"guests": {"devices": [rule]}}}
+    program = str(_PROGRAMS / "vfiomgr")
+    tasks: dict[str, dict[str, Any]] = {
+        "read": {"vfiomgr.host.host_info": {}},
+        "check": {"vfiomgr.host.check": {"fail_on": "never"}},
+        "plan": {"vfiomgr.host.layout": {"content": content}},
+        "drift": {"vfiomgr.host.layout": {"content": content, "fail_on_drift": True}},
+    }
+    for task in tasks.values():
+        next(iter(task.values()))["executable"] = program
+    found = ansible.tasks(tasks, "--check", "--diff", root=kernel.root)
+    assert found["read"]["version"] == __version__
+    assert gpu in {one["address"] for one in found["read"]["devices"]}
+    assert "findings" in found["check"]
+    assert found["plan"]["changed"]
+    assert found["plan"]["diff"][0]["after"].endswith(": passthrough (VFIO)\n")
+    assert found["drift"]["failed"]
+    assert found["drift"]["msg"].startswith("the host differs from the layout guests: ")
