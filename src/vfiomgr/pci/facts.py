@@ -28,6 +28,7 @@ from vfiomgr.pci.function import (
     CONFIG_BYTES,
     Function,
     Functions,
+    address_of,
     bars_of,
     bridge_path,
     config_header,
@@ -38,6 +39,7 @@ from vfiomgr.pci.function import (
     is_alive,
     number_in,
     override,
+    parts_of,
     revision_in,
     security_of,
     unassigned_vf_bars,
@@ -377,7 +379,6 @@ _FRAMEBUFFERS = HostPath("/sys/class/graphics")
 _FRAMEBUFFER = expression(r"fb(\d+)")
 _DRM_DEBUG = HostPath("/sys/kernel/debug/dri")
 _DRM_DEVICE = expression(r"\bdev=(\S+)")
-_ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 
@@ -430,7 +431,7 @@ def _signs(functions: Functions, device: PciDevice, console: ConsoleState) -> It
             yield f"{one.name}{IN_ITS_MEMORY}"
     if console.framebuffer is not None and console.framebuffer[1] == device.address:
         yield f"the text console uses its {console.framebuffer[0]}"
-    if device.address in console.masters and _has_screen(found):
+    if device.address in console.masters and any(map(_has_screen, parts_of(found, device.driver))):
         yield f"{console.masters[device.address]} is its DRM master, with a screen switched on"
 
 
@@ -462,8 +463,8 @@ def _console_framebuffer(tree: HostTree) -> tuple[str, PciAddress] | None:
     if not numbers:
         return None
     name = f"fb{numbers[0]}"
-    device = tree.link_name(_FRAMEBUFFERS / name / "device") or ""
-    return (name, PciAddress.parse(device)) if _ADDRESS.fullmatch(device) else None
+    address = address_of(tree, tree.link_name(_FRAMEBUFFERS / name / "device"))
+    return (name, address) if address else None
 
 
 def _masters(tree: HostTree) -> dict[PciAddress, str]:
@@ -471,12 +472,13 @@ def _masters(tree: HostTree) -> dict[PciAddress, str]:
     found: dict[PciAddress, str] = {}
     for minor in tree.children(_DRM_DEBUG):
         device = _DRM_DEVICE.search(tree.read(_DRM_DEBUG / minor / "name") or "")
-        if device is None or not _ADDRESS.fullmatch(device[1]):
+        address = device and address_of(tree, device[1])
+        if not address:
             continue
         for line in (tree.read_text(_DRM_DEBUG / minor / "clients") or "").splitlines()[1:]:
             fields = line.split()
             if len(fields) > _MASTER_COLUMN and fields[_MASTER_COLUMN] == "y":
-                found[PciAddress.parse(device[1])] = f"{fields[0]} (PID {fields[1]})"
+                found[address] = f"{fields[0]} (PID {fields[1]})"
     return found
 
 

@@ -36,6 +36,9 @@ _NO_FLAGS = " 0x0000000000000000"
 """At the end of the line of a BAR that is not there, as most are."""
 _HEXADECIMAL = expression(r"[0-9a-f]{1,16}")
 _INTEGER = expression(r"-?[0-9]+")
+_VIRTIO_DRIVER = "virtio-pci"
+_VIRTIO = expression(r"virtio\d+")
+_VIRTIO_DEVICES = HostPath("/sys/bus/virtio/devices")
 _VIRTFN = expression(r"virtfn(\d+)")
 
 
@@ -160,9 +163,11 @@ class Functions:
         """The nodes of a function bound to `driver`."""
         function = self.of(name)
         nvidia = self._nvidia_nodes(name) if driver == "nvidia" else ()
-        if function.entries.isdisjoint(_OWNERS) and not nvidia:
+        parts = parts_of(function, driver)
+        if not nvidia and all(part.entries.isdisjoint(_OWNERS) for part in parts):
             return ()
-        nodes = (*_by_class(function), *_of_sound(function), *_of_i2c(function), *nvidia)
+        readers = (_by_class, _of_sound, _of_i2c)
+        nodes = (*(node for part in parts for read in readers for node in read(part)), *nvidia)
         if driver != "amdgpu" or COMPUTE_PARTITION not in function.entries:
             return nodes
         return tuple(dict.fromkeys((*nodes, *partition_nodes(self._tree, name))))
@@ -216,6 +221,26 @@ def touched_by(tree: HostTree, names: Iterable[str]) -> frozenset[str]:
         }
         ahead |= beside.difference(touched)
     return frozenset(touched)
+
+
+def parts_of(function: Function, driver: str | None) -> tuple[Function, ...]:
+    """The directories with the classes of a function: its own, and that of its virtio device.
+
+    Older kernels have the card of virtio-gpu below the latter, newer ones only that of virtio-snd
+    (virtio_gpu_probe in drivers/gpu/drm/virtio/virtgpu_drv.c, sound/virtio/virtio_card.c).
+    """
+    if driver != _VIRTIO_DRIVER:
+        return (function,)
+    names = filter(_VIRTIO.fullmatch, function.tree.children(function.directory))
+    return (function, *(Function(function.tree, function.directory / name) for name in names))
+
+
+def address_of(tree: HostTree, name: str | None) -> PciAddress | None:
+    """The function that a device is, or that a virtio device belongs to."""
+    if name is not None and _VIRTIO.fullmatch(name):
+        above = (tree.link(_VIRTIO_DEVICES / name) or "").split("/")
+        name = next(filter(is_address, reversed(above)), None)
+    return address_in(name)
 
 
 class Identifiers(Value):

@@ -69,6 +69,21 @@ def test_one_sign_is_enough(tmp_path: Path, files: str, sign: str) -> None:
     assert not other.is_boot_display
 
 
+@pytest.mark.parametrize("sign", ["the text console uses its fb2", "Xorg (PID 812) is its DRM"])
+def test_a_screen_of_virtio_is_that_of_its_function(tmp_path: Path, sign: str) -> None:
+    below = f"devices/pci0000:00/{ADDRESS}/virtio0"
+    files = f"sys/bus/virtio/devices/virtio0 -> ../../../{below}\n" + (
+        CONSOLE.replace("devices/pci0000:00/0000:04:00.0", below)
+        if sign.startswith("the text")
+        else MASTER.replace(f"dev={ADDRESS}", "dev=virtio0")
+        + SCREEN.replace("/drm", "/virtio0/drm")
+    )
+    tree = tree_of(tmp_path, files)
+    gpu = replace(GPU, driver="virtio-pci")
+    (found,) = mark_displays(read_console(tree), Functions(tree), [gpu])
+    assert [text[: len(sign)] for text in found.display_signs] == [sign]
+
+
 @pytest.mark.parametrize(
     "files",
     [
