@@ -30,6 +30,7 @@ class Desktop:
         kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
         kernel.add_driver("amdgpu", ids=[("1002", "*", "03")])
         kernel.add_driver("nvidia", ids=[("10de", "*", "03")])
+        kernel.add_driver("virtio-pci", ids=[("1af4", "*", "03")])
         if driver == "nvidia":
             needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia"}
             kernel.drivers.others = needs | {"nvidia_drm": "nvidia_modeset"}
@@ -69,10 +70,9 @@ class Desktop:
             driver="pcieport",
             reset_methods="",
         )
-        bus, nodes = (
-            number + 1,
-            [("drm", f"drm/card{number}"), ("drm", f"drm/renderD{128 + number}")],
-        )
+        bus = number + 1
+        below = f"virtio{number}/drm" if driver == "virtio-pci" else "drm"
+        nodes = [("drm", f"{below}/card{number}"), ("drm", f"{below}/renderD{128 + number}")]
         self.kernel.add_pci(
             f"0000:{bus:02x}:00.0",
             vendor=vendor,
@@ -131,7 +131,12 @@ class Desktop:
             self.sysfs.put(f"/sys/class/vtconsole/{name}/name", driver)
             self.sysfs.put(f"/sys/class/vtconsole/{name}/bind", str(int(is_bound)))
         self.sysfs.put("/sys/class/graphics/fb0/name", "amdgpudrmfb")
-        self.sysfs.link("/sys/class/graphics/fb0/device", "/sys/bus/pci/devices/0000:01:00.0")
+        place = "/sys/bus/pci/devices/0000:01:00.0"
+        if self.sysfs.exists(f"{place}/virtio0"):
+            place = f"{place}/virtio0"
+            self.sysfs.drop("/sys/bus/virtio/devices/virtio0")
+            self.sysfs.link("/sys/bus/virtio/devices/virtio0", place)
+        self.sysfs.link("/sys/class/graphics/fb0/device", place)
 
     def process(self, pid: int, command: str, cgroup: str, *nodes: str) -> None:
         """A process in a cgroup with nodes open."""
@@ -194,6 +199,17 @@ def gnome(root: Path, cards: int = 1) -> Desktop:
     desktop.session("2")
     desktop.of_user(1200, "gnome-shell", "org.gnome.Shell@wayland.service", *every)
     desktop.of_user(1300, "wireplumber", "wireplumber.service", "/dev/snd/controlC0")
+    return desktop
+
+
+def virtio(root: Path, cards: int = 1) -> Desktop:
+    """GNOME on a card of virtio, with KWin on the second one."""
+    desktop = Desktop(root, cards, driver="virtio-pci", vendor="1af4")
+    desktop.text_console()
+    desktop.display_manager("gdm.service", "gdm3")
+    desktop.session("2")
+    first = ("/dev/dri/card0",) if cards == 1 else ()
+    desktop.of_user(1200, "gnome-shell", "org.gnome.Shell@wayland.service", *first)
     return desktop
 
 

@@ -1,6 +1,6 @@
 """The rules of `vfiomgr check console`: whether a card that the desktop uses can be lent.
 
-They say who uses the card and how each user releases it; nothing is released or changed.
+Nothing is released or changed. The rules about who uses the card are in `console_users`.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.check.console_users import (
+    audio,
+    compositors,
+    display_manager,
+    processes,
+    services,
+    sessions,
+)
 from vfiomgr.check.model import command_line
 from vfiomgr.check.plan import RULES
 from vfiomgr.desktop.card import (
-    SOUND,
     DesktopCard,
     has_screen_driver,
     is_display,
-    is_of_manager,
-    running_manager,
 )
-from vfiomgr.desktop.plan import release_of
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
-from vfiomgr.passthrough.readiness_hints import as_commands, bind_remedy
-from vfiomgr.passthrough.reserve import Reserve, plan_reserve
+from vfiomgr.passthrough.readiness_hints import as_commands
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import CLASS_VGA, PciDevice
-from vfiomgr.persistence.reservation import reservation_file, reservations
 from vfiomgr.rules.runner import (
     Fact,
     Report,
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
     from vfiomgr.check.model import Readiness
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
-    from vfiomgr.users.model import DeviceUser
+    from vfiomgr.users.desktop import DesktopFacts
 
 _TAKEN: frozenset[Override] = frozenset({"boot-display", "in-use"})
 """What this check judges itself, in more detail than `bind`."""
@@ -221,156 +221,6 @@ def text_console(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagno
     )
 
 
-def sessions(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report the sessions that use the card, and how each is ended."""
-    if release_of(context, end_sessions=False).is_announced:
-        return  # their compositors close the card and go on
-    for session, processes in context.sessions(desktop):
-        names = listed([str(each) for each in processes], _MOST)
-        nodes = sorted(context.nodes.intersection(session.nodes))
-        what = "the greeter" if session.kind == "greeter" else f"a session of {session.user}"
-        is_certain = processes or nodes or context.host.users.processes is not None
-        place = f"/run/systemd/sessions/{session.id}"
-        kind = ", ".join(filter(None, (session.type, session.kind, session.seat)))
-        yield finding(
-            "console-session",
-            "warning",
-            f"{what} {'uses' if is_certain else 'may use'} {context.device}",
-            (
-                f"{place}: {kind}{f', VT {session.vt}' if session.vt else ''}",
-                *((f"{place}: logind opened {', '.join(nodes)}",) if nodes else ()),
-                *((f"open nodes: {names}",) if names else ()),
-            ),
-            "a compositor or X server does not release its card while it runs, nor at a change of "
-            "the VT: its session ends, and unsaved work is lost",
-            _ending(session, desktop),
-            subject=context.device,
-        )
-
-
-def _ending(session: UserSession, desktop: DesktopFacts) -> str:
-    """How a session ends and does not come back."""
-    manager = running_manager(desktop)
-    first = f"systemctl stop {manager[0]}; " if manager else ""
-    then = ""
-    if session.service in ("login", "") and session.vt:
-        first += f"systemctl stop getty@tty{session.vt}.service; "
-    if session.user in desktop.lingering and session.uid is not None:
-        then = f"; systemctl stop user@{session.uid}.service (its services linger)"
-    return f"{first}loginctl terminate-session {session.id}{then}"
-
-
-def display_manager(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report a display manager, which starts a greeter again when a session ends."""
-    manager = running_manager(desktop)
-    if release_of(context, end_sessions=False).is_announced:
-        return
-    if manager is None or not context.shows_greeter(desktop) or context.device.is_on_vfio:
-        return
-    unit, shown = manager
-    yield finding(
-        "console-display-manager",
-        "info",
-        f"{unit} starts a greeter on the card when a session ends",
-        (
-            shown,
-            *dict.fromkeys(
-                f"{user}: {user.node}" for user in context.users if is_of_manager(user, desktop)
-            ),
-        ),
-        "a process that is killed comes back (Restart=); the unit must be stopped, and after it "
-        "the first VT may show no login",
-        f"systemctl stop {unit}; systemctl start getty@tty1.service. After the guest: "
-        f"systemctl start {unit}",
-        subject=context.device,
-    )
-
-
-def audio(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report programs that have the card's audio open, as the driver's unbind waits for them."""
-    users = [user for user in context.users if user.node.startswith(SOUND)]
-    if not users:
-        return
-    by_pid = {process.pid: process for process in desktop.processes}
-    owners = {p.uid for user in users if (p := by_pid.get(user.pid)) and p.uid is not None}
-    known = {session.uid: session.user for session in desktop.sessions}
-    remedies = [
-        f"systemctl --user -M {known.get(uid, uid)}@ stop pipewire.socket pipewire-pulse.socket "
-        "wireplumber.service pipewire.service"
-        for uid in sorted(owners)
-    ]
-    names = listed(list(dict.fromkeys(map(str, users))), _MOST)
-    yield finding(
-        "console-audio",
-        "warning",
-        f"the audio of {context.device} is in use",
-        (f"open nodes: {names}", ", ".join(sorted({user.node for user in users}))),
-        "the driver's unbind waits until the last program closes it, and cannot be interrupted; "
-        "services of a user end 10 seconds after the last session, with lingering never",
-        "; ".join(remedies) or "end these programs",
-        subject=context.device,
-    )
-
-
-def services(context: DesktopCard) -> Iterator[Diagnostic]:
-    """Report services of the system that keep the card open and can be started again."""
-    found: dict[str, list[DeviceUser]] = {}
-    for user in context.users:
-        unit = programs.NVIDIA_SERVICES.get(user.command)
-        if user.monitor == "services":
-            unit = user.unit
-        if unit:
-            found.setdefault(unit, []).append(user)
-    for unit, users in found.items():
-        yield finding(
-            "console-service",
-            "warning",
-            f"{unit} keeps {context.device} open",
-            tuple(dict.fromkeys(map(str, users))),
-            "the driver's unbind waits until it is stopped",
-            f"systemctl stop {unit}. After the guest: systemctl start {unit}",
-            subject=context.device,
-        )
-
-
-def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report other processes that have the card open: they only release it by ending."""
-    of_sessions = {p.pid for _, own in context.sessions(desktop) for p in own}
-    others = [
-        user
-        for user in context.users
-        if user.pid not in of_sessions
-        and user.command not in programs.NVIDIA_SERVICES
-        and user.monitor is None
-        and not user.node.startswith(SOUND)
-        and user.guest is None
-        and not is_of_manager(user, desktop)
-    ]
-    keepers = [u for u in others if u.pid == 1 or u.unit == "systemd-logind.service"]
-    ending = dict.fromkeys(user for user in others if user not in keepers)
-    if ending:
-        pids = " ".join(dict.fromkeys(str(user.pid) for user in ending))
-        yield finding(
-            "console-process",
-            "warning",
-            f"other processes have {context.device} open",
-            tuple(f"{user}: {user.node}" for user in ending),
-            "a program that computes or renders on the card releases it only when it ends",
-            f"let them finish, or end them: kill {pids}",
-            subject=context.device,
-        )
-    if keepers and not any(context.sessions(desktop)):
-        yield finding(
-            "console-process",
-            "warning",
-            f"systemd keeps {context.device} open for a session",
-            tuple(f"{user}: {user.node}" for user in keepers),
-            "it closes the card when the session whose compositor asked for it ends",
-            "find the session with loginctl, and end it: loginctl terminate-session ID",
-            subject=context.device,
-        )
-
-
 def way_back(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     """Report the only card of a host that cannot be reached over the network."""
     device = context.device
@@ -416,75 +266,6 @@ def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     )
 
 
-def compositors(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
-    """Report compositors that open a second card, which a reservation keeps them off."""
-    device, host = context.device, context.host
-    is_bound_early = device.is_on_vfio or host.files.binding(device.address) is not None
-    if device.is_boot_display or is_bound_early or not has_screen_driver(device):
-        return
-    is_reserved = device.address in reservations(host.files)
-    opening = _opening(context, desktop)
-    if is_reserved and not opening:
-        shown = (f"{reservation_file(device.address)}",)
-        yield finding("console-second-card", "ok", f"{device} is reserved for guests", shown, "")
-    for name, (processes, is_certain) in opening.items():
-        yield finding(
-            "console-second-card",
-            "info",
-            f"{name} {'has opened' if is_certain else 'may open'} {device}",
-            (*map(str, processes), *sorted(n for n in context.nodes if n.startswith("/dev/dri/"))),
-            "compositors open every card of their seat when they start; this card is then not free "
-            f"before the session ends{_closing(name)}",
-            *(("reboot, since it is reserved now",) if is_reserved else _reserving(host, device)),
-            bind_remedy(
-                f"if the host does not need it: vfiomgr bind --persist {device.address}",
-                (device,),
-                persist=True,
-                joint="; or, ",
-            ),
-            subject=device,
-        )
-
-
-def _opening(
-    context: DesktopCard, desktop: DesktopFacts
-) -> dict[str, tuple[list[DesktopProcess], bool]]:
-    """The compositors that have opened the card, by name, and whether that is certain."""
-    is_unknown = context.host.users.processes is None
-    found: dict[str, tuple[list[DesktopProcess], bool]] = {}
-    for process in desktop.named(programs.COMPOSITORS):
-        session = desktop.session_of(process)
-        if session is not None and session.type == "x11" and process.command not in programs.XORG:
-            continue  # a client of the X server
-        opened = session is not None and bool(context.nodes.intersection(session.nodes))
-        if opened or process.pid in context.holders or is_unknown:
-            others, is_certain = found.get(process.command, ([], True))
-            is_certain &= not is_unknown or opened
-            found[process.command] = ([*others, process], is_certain)
-    return found
-
-
-def _reserving(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
-    """How to keep compositors off a card that the host keeps between guests."""
-    try:
-        plan_reserve(host, Reserve((device.address,)))
-    except Refusal as refusal:
-        yield from dict.fromkeys(found.hint for found in diagnostics_of(refusal))
-    else:
-        yield f"vfiomgr bind --reserve {device.address}, and reboot"
-
-
-def _closing(name: str) -> str:
-    """What the compositor does with a card that is removed at run time."""
-    if name in programs.KWIN:
-        return (
-            " (udevadm trigger --action=remove makes KWin close it, unless it is the primary card)"
-        )
-    if name in programs.MUTTER:
-        return " (GNOME closes no card while it runs)"
-    return ""
-
-
 def resets(context: DesktopCard, _facts: Readiness) -> Iterator[Diagnostic]:
     """What `check` finds about this card alone; also if it shows the console now."""
     free = replace(context.device, is_boot_display=False)
@@ -516,6 +297,7 @@ def _unknown(context: DesktopCard) -> Iterator[str]:
             yield f"{each.kind}: {each.why}"
     if context.desktop is not None:
         yield from context.desktop.unread
+        yield from (f"panel: cannot read {path}" for path in context.desktop.laptop.unread)
         if context.desktop.has_ssh is None and _is_only_screen(context):
             yield "SSH server: cannot read /proc/net/tcp"
 

@@ -24,6 +24,7 @@ from vfiomgr.engine.verified_write import becomes_true, require_same_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.listing import listed
 from vfiomgr.paths import PCI_DRIVERS_PROBE, HostPath
+from vfiomgr.pci.function import Function, parts_of
 from vfiomgr.pci.model import pci_device
 from vfiomgr.users.desktop import FBCON, modules_above
 from vfiomgr.users.processes import read_holders
@@ -138,10 +139,11 @@ def end_session(tree: HostTree, step: EndSession) -> None:
 def announce_card(tree: HostTree, step: AnnounceCard) -> None:
     """Send the event for the nodes of a card; those that are gone with the driver need none."""
     require_same_device(tree, step.device)
-    place = pci_device(step.device.address) / "drm"
-    for name in tree.children(place):
-        if name.startswith(("card", "renderD")):
-            tree.write(place / name / "uevent", step.after)
+    function = Function(tree, pci_device(step.device.address))
+    for part in parts_of(function, function.link_name("driver")):
+        for name in part.children("drm"):
+            if name.startswith(("card", "renderD")):
+                tree.write(part.directory / "drm" / name / "uevent", step.after)
 
 
 @performs(AwaitClosed)

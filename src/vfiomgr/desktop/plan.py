@@ -91,7 +91,7 @@ def release_of(card: DesktopCard, *, end_sessions: bool) -> Release:
     """How a card is released."""
     desktop = card.desktop
     assert desktop is not None  # noqa: S101 - unknown facts are refused before
-    found = _services(card)
+    found = services_of(card)
     release = Release(
         card,
         frozenset(user.pid for user, _ in found),
@@ -110,7 +110,7 @@ def release_of(card: DesktopCard, *, end_sessions: bool) -> Release:
     return _with_audio(release, desktop)
 
 
-def _services(card: DesktopCard) -> list[tuple[DeviceUser, ServiceUnit]]:
+def services_of(card: DesktopCard) -> list[tuple[DeviceUser, ServiceUnit]]:
     """The users that are services of the system known to be restartable, with their units."""
     found = []
     for user in card.users:
@@ -200,11 +200,11 @@ def _with_audio(release: Release, desktop: DesktopFacts) -> Release:
             continue
         if process.command in programs.AUDIO:
             pids.add(user.pid)
-            units += _audio_units(desktop, process.uid)
+            units += audio_units(desktop, process.uid)
     return replace(_with_users(release, pids), units=distinct((*release.units, *units)))
 
 
-def _audio_units(desktop: DesktopFacts, uid: int) -> Iterator[ServiceUnit]:
+def audio_units(desktop: DesktopFacts, uid: int) -> Iterator[ServiceUnit]:
     """The audio services of a user, after the sockets that would start them again."""
     services = [
         process.unit

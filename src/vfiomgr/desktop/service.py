@@ -22,6 +22,16 @@ _CGROUP = HostPath("/proc/self/cgroup")
 _USERS = "/user.slice/"
 
 
+AGREED = "VFIOMGR_AGREED_SESSIONS"
+"""The variable with the sessions that a person agreed to end, for the service."""
+
+
+def agreed_sessions() -> tuple[str, ...] | None:
+    """The sessions that a person agreed to end; None for any."""
+    agreed = os.environ.get(AGREED)
+    return None if agreed is None else tuple(agreed.split())
+
+
 def is_in_session(tree: HostTree) -> bool:
     """Whether this process is in a user's session, or among the services of one."""
     return _USERS in (tree.read_text(_CGROUP) or "")
@@ -30,8 +40,16 @@ def is_in_session(tree: HostTree) -> bool:
 class DetachedRun:
     """The present command, once more, in a service."""
 
-    def __init__(self, tree: HostTree, address: PciAddress, program: str) -> None:
+    def __init__(
+        self,
+        tree: HostTree,
+        address: PciAddress,
+        program: str,
+        agreed: tuple[str, ...] | None = None,
+    ) -> None:
         """`program` is the command vfiomgr; `address` gives the service its name.
+
+        `agreed` are the only sessions that may end.
 
         Raises:
             HostError: systemd does not run this host.
@@ -45,6 +63,7 @@ class DetachedRun:
         self.log = RUNTIME / f"{self.unit}-{os.getpid()}.log"
         self._tree = tree
         self._program = program.split()
+        self._agreed = agreed
 
     @property
     def command(self) -> list[str]:
@@ -53,6 +72,7 @@ class DetachedRun:
         systemd sets no limit for the recovery, which a limit would cut off between two steps: each
         of its steps has its own.
         """
+        agreed = () if self._agreed is None else (f"--setenv={AGREED}={' '.join(self._agreed)}",)
         recover = " ".join((*self._program, "--yes", "recover"))
         return [
             *("systemd-run", "--quiet", "--collect", "--wait", f"--unit={self.unit}"),
@@ -60,6 +80,7 @@ class DetachedRun:
             f"--property=ExecStopPost={recover}",
             "--property=TimeoutStopSec=infinity",
             f"--property=StandardOutput=append:{self.log}",
+            *agreed,
             *("--", *self._program, "--yes", *sys.argv[1:]),
         ]
 

@@ -127,8 +127,8 @@ class AnnounceCard(Exchange, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        place = pci_device(self.device.address) / "drm"
-        return (f"for card in {place}/*; do echo {self.after} > $card/uevent; done",)
+        nodes = f"--subsystem-match=drm --parent-match={pci_device(self.device.address)}"
+        return (f"udevadm trigger --action={self.after} {nodes}",)
 
 
 class AwaitClosed(Step, Value):

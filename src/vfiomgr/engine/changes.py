@@ -213,13 +213,16 @@ def tell_step(step: Step) -> None:
     note(f"  {step.describe()}")
 
 
+def can_ask(session: Session) -> bool:
+    """Whether a person answers questions."""
+    return not (session.yes or session.dry_run) and sys.stdin.isatty()
+
+
 def confirm(
     session: Session, question: str, what: str = "the override of the safety check"
 ) -> None:
     """Ask before a safety check is overridden; without a terminal, the option is sufficient."""
-    if session.yes or session.dry_run or not sys.stdin.isatty():
-        return
-    if not click.confirm(printable(question), err=True):
+    if can_ask(session) and not click.confirm(printable(question), err=True):
         message = f"cannot continue: {what} was not confirmed"
         refuse("not-confirmed", "", message, "nothing was changed; answer yes, or pass --yes")
 

@@ -49,7 +49,7 @@ _COMMANDS = {
     "explain": ("vfiomgr.main.commands.explain", "explain"),
     "completion": ("vfiomgr.main.commands.completion", "completion"),
 }
-_OF_SERVICES = {"persist": ("vfiomgr.passthrough.commands", "persist")}
+_OF_SERVICES = {"persist": ("vfiomgr.passthrough.persist_commands", "persist")}
 _READING = frozenset(
     {
         "list",
@@ -135,7 +135,7 @@ def cli() -> None:
 
 prepare(cli)
 
-_VARIABLES = frozenset({"VFIOMGR_CONNECT", "VFIOMGR_PAGER"})
+_VARIABLES = frozenset({"VFIOMGR_CONNECT", "VFIOMGR_PAGER", "VFIOMGR_AGREED_SESSIONS"})
 """Variables that are read besides those of the options of `vfiomgr` itself."""
 _OF_OTHERS = ("_SERVICE_", "_PORT", "VFIOMGR_LAB_", "VFIOMGR_TEST_")
 """Variables that Kubernetes sets in pods, named by services, and those of the tests."""

@@ -1,4 +1,4 @@
-"""The commands `vfiomgr bind`, `unbind`, `reset` and `persist`."""
+"""The commands `vfiomgr bind`, `unbind` and `reset`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, NoReturn, Unpack
 import click
 from msgspec.structs import replace
 
-from vfiomgr import passthrough
-from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
     allow_option,
     declared,
     session_options,
 )
-from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.desktop.service import DetachedRun, is_in_session
+from vfiomgr.cli.output import note, say
+from vfiomgr.desktop.service import DetachedRun, agreed_sessions, is_in_session
 from vfiomgr.desktop.steps import EndSession
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.engine.changes import (
+    can_ask,
     confirm,
     host_of,
     plan_or_apply,
@@ -38,19 +37,15 @@ from vfiomgr.passthrough.named import (
     moved_functions,
     resized_bars,
 )
-from vfiomgr.passthrough.reserve import Reserve
+from vfiomgr.passthrough.persist_commands import import_driverctl, remove_rules, reserve_cards
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import (
     keeps_files,
     own_program,
-    persisted,
-    program_for_units,
 )
 from vfiomgr.persistence.steps import (
-    ForgetPersisted,
-    ImportDriverctl,
     RebuildInitramfs,
     ReplaceFile,
 )
@@ -65,10 +60,8 @@ from vfiomgr.users.released import read_released
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.engine.plan import Request
     from vfiomgr.engine.run import Outcome
     from vfiomgr.passthrough import steps
-    from vfiomgr.persistence.named import PersistedFunction
 
 
 _match_option = click.option(
@@ -183,7 +176,7 @@ def bind(
     addresses = _chosen(session, addresses, match)
     request = Bind(*addresses, **options).request(session)
     if request.release and not session.dry_run:
-        _confirm_release(session, request)
+        request = replace(request, agreed=_confirm_release(session, request))
         if is_in_session(session.tree):
             _run_detached(session, request)
     outcome = _move(session, request, addresses, options["allow"])
@@ -191,13 +184,16 @@ def bind(
         _tell_undo(session, request)
 
 
-def _confirm_release(session: Session, request: steps.Bind) -> None:
-    """Ask before sessions end."""
-    steps = host_of(session).plan(request).steps
-    ending = [step.describe() for step in steps if isinstance(step, EndSession)]
+def _confirm_release(session: Session, request: steps.Bind) -> tuple[str, ...] | None:
+    """Ask before sessions end, and return those that may; None for any, if nobody is asked."""
+    if not can_ask(session):
+        return agreed_sessions()
+    ending = [s for s in host_of(session).plan(request).steps if isinstance(s, EndSession)]
     if ending:
-        question = f"This will {' and '.join(ending)}; unsaved work is lost. Continue?"
+        shown = " and ".join(step.describe() for step in ending)
+        question = f"This will {shown}; unsaved work is lost. Continue?"
         confirm(session, question, "the end of the sessions")
+    return tuple(step.session for step in ending)
 
 
 def _run_detached(session: Session, request: steps.Bind) -> NoReturn:
@@ -206,7 +202,7 @@ def _run_detached(session: Session, request: steps.Bind) -> NoReturn:
     if program is None:
         message = "cannot release a display from a session: vfiomgr is not installed as a command"
         raise UsageError(message, "install vfiomgr as its README says, and run that command")
-    detached = DetachedRun(session.tree, request.addresses[0], program)
+    detached = DetachedRun(session.tree, request.addresses[0], program, request.agreed)
     note(f"continues without this terminal; output: {detached.log}")
     status, output = detached.run()
     say(*output.splitlines())
@@ -372,98 +368,3 @@ def _was_reset(outcome: Outcome, address: PciAddress) -> str:
         were = f"{address} and {counted(others, 'other function')} were reset"
         return f"{were}; their configuration spaces answer"
     return f"{address} was reset; its configuration space answers"
-
-
-_PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "RESERVED", "NOW")
-
-
-_PRESENCE = {
-    "another": "a different device is at this address",
-    "unrecorded": "unknown (the rule does not name it)",
-}
-"""The text in the column DEVICE, instead of the word in JSON."""
-
-
-@click.group("persist")
-def persist() -> None:
-    """Bind persisted functions as they are hot-plugged; run by a service.
-
-    Bindings are created by `vfiomgr bind --persist`, listed by `vfiomgr list --persistent`, and
-    removed by `vfiomgr unbind --forget` or `--forget-only`.
-    """
-
-
-def print_persisted(session: Session) -> None:
-    """Print the persistent bindings, and the reserved cards."""
-    rows = persisted(session)
-    if session.format != "table":
-        print_document("PersistedList", {"items": rows}, session.format)
-    elif rows:
-        print_table(_PERSISTED_HEADINGS, [_persisted_cells(row) for row in rows])
-    else:
-        note("no persistent bindings; create one with: vfiomgr bind --persist ADDRESS")
-
-
-def _persisted_cells(row: PersistedFunction) -> tuple[str, ...]:
-    return (
-        str(row.address),
-        or_dash(row.driver),
-        row.owner,
-        _PRESENCE.get(row.device, row.device),
-        or_dash(None if row.node_owner is None else row.node_owner.name),
-        "yes" if row.reserved else "-",
-        f"{row.driver_now} until reboot" if row.is_pending else or_dash(row.driver_now),
-    )
-
-
-def remove_rules(
-    session: Session, addresses: tuple[str, ...], *, every: bool, update_initramfs: bool
-) -> None:
-    """Remove the rules of functions, or all, and leave the drivers as they are."""
-    if bool(addresses) == every:
-        message = "expected addresses, or --all"
-        raise UsageError(message, "list persistent bindings with: vfiomgr list --persistent")
-    known = session.addresses(addresses)
-    _carry_out(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
-
-
-def import_driverctl(session: Session, *, update_initramfs: bool) -> None:
-    """Import VFIO entries from /etc/driverctl.d as rules."""
-    _carry_out(
-        session,
-        ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),
-    )
-
-
-def reserve_cards(session: Session, addresses: tuple[str, ...]) -> None:
-    """Keep compositors off cards, and leave their drivers as they are."""
-    request = Reserve(session.addresses(addresses))
-    outcome = plan_or_apply(session, request)
-    if outcome is None:
-        return
-    print_outcome(session, outcome)
-    if outcome.is_changed and session.format == "table":
-        names = " ".join(map(str, request.addresses))
-        note(f"undo with: vfiomgr unbind {names} --forget-only")
-
-
-@persist.command("watch", hidden=True)
-@session_options(*CHANGING)
-@pass_session
-def watch(session: Session) -> None:
-    """Bind persisted functions as they are hot-plugged.
-
-    Runs until interrupted. With systemd, `bind --persist` installs a service that runs it.
-
-    \b
-    Examples:
-      vfiomgr persist watch
-    """
-    collect_as_usual()
-    passthrough.watch_machine(session)
-
-
-def _carry_out(session: Session, request: Request) -> None:
-    outcome = plan_or_apply(session, request)
-    if outcome is not None:
-        print_outcome(session, outcome)

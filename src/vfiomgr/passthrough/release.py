@@ -33,6 +33,7 @@ from vfiomgr.users.released import RELEASED, START_YOURSELF
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from vfiomgr.desktop.plan import Release
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciDevice
@@ -61,6 +62,8 @@ def plan_released(
         found += (one for card in cards for one in _at_each_boot(card.device))
     refuse_if_any(found, request.allow)
     releases = [release_of(card, end_sessions=request.end_sessions) for card in cards]
+    if request.agreed is not None:
+        refuse_if_any(list(_new_sessions(releases, request.agreed)))
     bound = bind(without_released(host, releases))
     going = tuple(step for one in releases for step in release_steps(one))
     detaching = tuple(step for one in releases for step in detaching_steps(one))
@@ -98,6 +101,20 @@ def _unread(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Diag
                 f"{RELEASED}/{device.address}.json",
                 START_YOURSELF,
             )
+
+
+def _new_sessions(releases: Iterable[Release], agreed: tuple[str, ...]) -> Iterator[Diagnostic]:
+    """Refuse to end sessions that began after the question."""
+    for one in releases:
+        for session in one.sessions:
+            if session.id not in agreed:
+                yield blocker(
+                    "release-session",
+                    one.card.device,
+                    f"session {session.id} of {session.user} began after the question, and would "
+                    "end with the others",
+                    "run the command again, which asks about all sessions",
+                )
 
 
 def _at_each_boot(device: PciDevice) -> Iterator[Diagnostic]:

@@ -65,6 +65,8 @@ class Bind(Request, Value):
     """Make the desktop release displays first; `unbind` restores it."""
     end_sessions: bool = False
     """With `release`: end sessions even if their compositor could close the card."""
+    agreed: tuple[str, ...] | None = None
+    """With `release`: the only sessions that may end, which a person agreed to; None for any."""
     kind: ClassVar[str] = "bind"
 
     @property

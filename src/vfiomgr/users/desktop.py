@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.function import address_of
 from vfiomgr.pci.model import is_address
 from vfiomgr.users.laptop import LaptopFacts, read_laptop
 from vfiomgr.users.processes import shows_all, unit_of
@@ -173,6 +174,19 @@ _MODULES = HostPath("/sys/module")
 _SESSIONS = HostPath("/run/systemd/sessions")
 _LINGER = HostPath("/var/lib/systemd/linger")
 DISPLAY_MANAGER_ALIAS = HostPath("/etc/systemd/system/display-manager.service")
+_USER_UNITS = tuple(
+    HostPath(f"{above}/systemd/user")
+    for above in (
+        "/etc",
+        "/run",
+        "/usr/local/lib",
+        "/usr/local/share",
+        "/usr/lib",
+        "/usr/share",
+        "/lib",
+    )
+)
+"""The directories of all users' units."""
 _PLATFORM = HostPath("/sys/bus/platform/devices")
 _OF_FIRMWARE = expression(r"(?:efi|vesa|simple|platform)-framebuffer\.\d+")
 _FRAMEBUFFER = expression(r"fb\d+")
@@ -219,7 +233,9 @@ class _Reader:
         place = _CLASS / "graphics"
         for name in filter(_FRAMEBUFFER.fullmatch, self.names(place, "frame buffers")):
             driver = self.tree.read(place / name / "name") or ""
-            yield Framebuffer(name, driver, self.tree.link_name(place / name / "device") or "")
+            device = self.tree.link_name(place / name / "device")
+            address = address_of(self.tree, device)
+            yield Framebuffer(name, driver, str(address) if address else device or "")
 
     def platform_framebuffers(self) -> Iterator[Framebuffer]:
         """The firmware's framebuffers (drivers/firmware/sysfb.c), since 6.11 below the card."""
@@ -302,8 +318,7 @@ class _Reader:
 
     def user_sockets(self) -> set[str]:
         """The sockets for services of users (systemd.unit(5))."""
-        places = [HostPath(f"{above}/systemd/user") for above in ("/etc", "/usr/lib", "/lib")]
-        names = (name for place in places for name in self.tree.children(place))
+        names = (name for place in _USER_UNITS for name in self.tree.children(place))
         return {name for name in names if name.endswith(".socket")}
 
     def ssh(self, processes: Collection[DesktopProcess]) -> bool | None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.programs import Said
-from vfiomgr.desktop.service import DetachedRun
+from vfiomgr.desktop.service import DetachedRun, agreed_sessions
 from vfiomgr.errors import ProgramFailed
 from vfiomgr.pci.model import PciAddress
 
@@ -96,6 +96,20 @@ def test_systemd_does_not_cut_the_recovery_off(tmp_path: Path) -> None:
     command = DetachedRun(kernel, PciAddress.parse("0000:01:00.0"), "/bin/vfiomgr").command
     limits = [word.rpartition("=")[2] for word in command if "TimeoutStopSec" in word]
     assert limits == ["infinity"]
+
+
+@pytest.mark.parametrize("agreed", [None, (), ("2", "c1")])
+def test_the_service_ends_only_the_sessions_that_were_agreed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: tuple[str, ...] | None
+) -> None:
+    kernel = FakeKernel(tmp_path)
+    kernel.sysfs.put("/run/systemd/system/.keep", "")
+    address = PciAddress.parse("0000:01:00.0")
+    command = DetachedRun(kernel, address, "/bin/vfiomgr", agreed).command
+    for word in command[: command.index("--")]:
+        if word.startswith("--setenv="):
+            monkeypatch.setenv(*word.removeprefix("--setenv=").split("=", 1))
+    assert agreed_sessions() == agreed
 
 
 def test_a_service_that_does_not_start_is_an_error_with_its_cause(tmp_path: Path) -> None:

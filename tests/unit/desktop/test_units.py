@@ -5,14 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from tests import api
 from tests.fakes import desktop as desktops
 from tests.fakes.live_desktop import LiveDesktop
-from tests.unit.passthrough.test_release import SECOND, SECOND_TOO, bind, driver, unbind
+from tests.unit.passthrough.test_release import (
+    FIRST,
+    RELEASE,
+    SECOND,
+    SECOND_TOO,
+    bind,
+    driver,
+    unbind,
+)
 from vfiomgr.errors import RolledBack
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.unit.conftest import Run
+    from vfiomgr.engine.plan import Step
 
 
 def test_programs_that_a_closed_session_leaves_end_with_its_scope(tmp_path: Path) -> None:
@@ -41,6 +54,51 @@ def test_a_display_manager_that_ends_without_its_card_starts_when_it_returns(
     live.stop("gdm.service")
     unbind(live, SECOND)
     assert live.is_active("gdm.service")
+
+
+def _second_session(live: LiveDesktop) -> None:
+    """Another person logs in, whose compositor gets the card from logind."""
+    desktop = live.desktop
+    desktop.node("226:0", "card0")
+    more = {"USER": "bob", "UID": "1001", "VTNR": "3", "SERVICE": "login", "DEVICES": "226:0"}
+    desktop.session("5", **more)
+
+
+def test_a_session_that_began_after_the_question_does_not_end(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    asked: list[str] = []
+
+    def agree(question: str, **_: object) -> bool:
+        asked.append(question)
+        if len(asked) == 1:
+            _second_session(live)
+        return True
+
+    monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", lambda _root: live.kernel)
+    monkeypatch.setattr("vfiomgr.engine.changes.sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.confirm", agree)
+    refused = run("bind", "--release", str(FIRST))
+    assert refused.status == 4
+    assert "session 5 of bob began after the question" in refused.stderr
+    assert live.log == []
+    assert run("bind", "--release", str(FIRST)).status == 0
+    assert asked[1].startswith("This will end session 2 of anna and end session 5 of bob;")
+    assert live.log == ["stop gdm.service", "end session 2", "end session 5"]
+
+
+def test_a_session_that_begins_during_the_release_ends_it(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+
+    def begin(step: Step) -> None:
+        if step.kind == "await-closed":
+            _second_session(live)
+
+    with pytest.raises(RolledBack, match="session 5 of bob began after the question"):
+        api.apply(replace(RELEASE, agreed=("2",)), tree=live.kernel, on_step=begin)
+    assert live.log == ["stop gdm.service", "end session 2", "start gdm.service"]
+    assert driver(live) == "amdgpu"
 
 
 def test_a_rollback_does_not_hide_that_a_session_has_ended(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ CALLERS = {
     "laptop": "laptop.commands._show",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
-    "list-persistent": "passthrough.commands.print_persisted",
+    "list-persistent": "passthrough.persist_commands.print_persisted",
     "node simulate": "node.commands.simulate._print",
     "node status": "node.commands.status.status",
     "rom check": "main.commands.rom._print",

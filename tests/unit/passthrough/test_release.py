@@ -406,6 +406,27 @@ def test_a_card_with_only_the_firmware_framebuffer_is_refused(tmp_path: Path) ->
     assert "load the native driver" in error.hint
 
 
+def test_a_compositor_on_a_virtio_card_is_seen_and_released(tmp_path: Path) -> None:
+    """Older kernels have the card below the virtio device of the function."""
+    live = LiveDesktop(desktops.virtio(tmp_path))
+    error = refusal(live, Bind((FIRST,)))
+    assert "in use by: gnome-shell (PID 1200" in error.message
+    bind(live)
+    assert live.log == ["stop gdm.service", "end session 2"]
+    assert driver(live) == "vfio-pci"
+    unbind(live)
+    assert live.has_screen()
+    assert live.started_with_screen == {"gdm.service": True}
+
+
+def test_kwin_closes_a_second_card_of_virtio(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.virtio(tmp_path, cards=2))
+    live.desktop.of_user(1200, "kwin_wayland", "plasma-kwin_wayland.service", "/dev/dri/card1")
+    bind(live, SECOND_TOO)
+    assert live.log == ["remove card1", "remove renderD129"]
+    assert driver(live, SECOND) == "vfio-pci"
+
+
 def test_a_program_on_the_buses_of_the_screens_is_refused(tmp_path: Path) -> None:
     """i2c_del_adapter waits for it, without end: ddcutil, powerdevil, OpenRGB."""
     desktop = desktops.gnome(tmp_path)

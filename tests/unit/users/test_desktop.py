@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fakes.desktop import Desktop, headless
 from tests.unit.host_files import tree_of
 from vfiomgr.users.desktop import Framebuffer, VirtualConsole, read_desktop
@@ -90,3 +92,11 @@ def test_a_panel_of_the_discrete_gpu(tmp_path: Path) -> None:
         laptop = read_desktop(tree_of(tmp_path / f"_{text}", f"{place}: {text}")).laptop
         assert laptop.mux == GraphicsSwitch(f"/{place}", value)
     assert read_desktop(tree_of(tmp_path / "none", "sys/x: 1")).laptop.mux is None
+
+
+@pytest.mark.parametrize("above", ["etc", "run", "usr/local/lib", "usr/lib", "lib"])
+def test_sockets_for_users_are_found_where_systemd_looks_for_units(
+    tmp_path: Path, above: str
+) -> None:
+    tree = tree_of(tmp_path, f"{above}/systemd/user/pipewire.socket: [Socket]")
+    assert read_desktop(tree).user_sockets == ("pipewire.socket",)

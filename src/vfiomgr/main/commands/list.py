@@ -83,7 +83,7 @@ def list_devices(
         if every or vfs or any(wanted) or view != PLAIN_VIEW:
             message = "--persistent takes no other option than --format"
             raise UsageError(message, "leave them out: vfiomgr list --persistent")
-        from vfiomgr.passthrough.commands import print_persisted  # noqa: PLC0415 - slow
+        from vfiomgr.passthrough.persist_commands import print_persisted  # noqa: PLC0415 - slow
 
         print_persisted(session)
     else:
