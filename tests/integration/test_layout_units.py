@@ -12,6 +12,7 @@ import pytest
 
 from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.definitions.plan import render_instance, render_service
+from vfiomgr.metrics import timer
 from vfiomgr.node.manifests import AGENT, CDI, render_agent, render_cdi
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _ANALYZE = shutil.which("systemd-analyze") or "systemd-analyze"  # tools/packages-dev.txt
 
 PROGRAM = f"{sys.executable} -I -m vfiomgr"
-MOST_EXPOSED = {UNIT.name: 44, AGENT.name: 28, CDI.name: 28}
+MOST_EXPOSED = {UNIT.name: 44, AGENT.name: 28, CDI.name: 28, timer.SERVICE.name: 36}
 """Tenths of systemd's measure; a service without a sandbox has 96.
 
 The service for hot-plugged functions has real-time priority; the node agent only reads the host."""
@@ -42,10 +43,10 @@ TARGET = "[Unit]\nDescription=The units of other packages are not under test\n"
 
 def verified(place: Path) -> subprocess.CompletedProcess[str]:
     """What systemd says of the units in a directory."""
-    targets = ("multi-user", "sysinit", "basic", "shutdown", "local-fs")
+    targets = ("multi-user", "sysinit", "basic", "shutdown", "local-fs", "timers", "time-sync")
     for name in targets:
         (place / f"{name}.target").write_text(TARGET)
-    units = [str(path) for path in place.glob("*.service")]
+    units = [str(path) for path in (*place.glob("*.service"), *place.glob("*.timer"))]
     return subprocess.run(
         [_ANALYZE, "verify", "--man=no", *units, str(place / "multi-user.target")],
         env={**os.environ, "SYSTEMD_UNIT_PATH": str(place)},
@@ -65,9 +66,16 @@ def units(tmp_path: Path) -> Path:
     (tmp_path / INSTANCE.name).write_text(render_instance(PROGRAM))
     (tmp_path / AGENT.name).write_text(render_agent(PROGRAM))
     (tmp_path / CDI.name).write_text(render_cdi(PROGRAM))
-    drop_in = tmp_path / WANTED.parent.name / WANTED.name
-    drop_in.parent.mkdir()
-    drop_in.write_text(render_wanted(with_watch=True))
+    output = HostPath("/var/lib/prometheus/node-exporter/vfiomgr.prom")
+    (tmp_path / timer.SERVICE.name).write_text(timer.render_service(PROGRAM, output))
+    (tmp_path / timer.TIMER.name).write_text(timer.render_timer())
+    for path, text in (
+        (WANTED, render_wanted(with_watch=True)),
+        (timer.WANTED, timer.render_wanted()),
+    ):
+        drop_in = tmp_path / path.parent.name / path.name
+        drop_in.parent.mkdir()
+        drop_in.write_text(text)
     return tmp_path
 
 
@@ -82,7 +90,7 @@ def test_systemd_accepts_an_agent_with_claims(units: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("path", [BOOT, WATCH, UNIT, SERVICE, INSTANCE, AGENT, CDI])
+@pytest.mark.parametrize("path", [BOOT, WATCH, UNIT, SERVICE, INSTANCE, AGENT, CDI, timer.SERVICE])
 def test_systemd_finds_each_unit_in_a_sandbox(units: Path, path: HostPath) -> None:
     name = path.name
     result = exposure(units / name)

@@ -20,6 +20,7 @@ from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.containers.runtimes import record as runtimes
 from vfiomgr.definitions.model import GPU_DIRECTORY, RULE
 from vfiomgr.kata.model import CONFIGURATIONS
+from vfiomgr.metrics.timer import DIRECTORIES, NAME
 from vfiomgr.node.manifests import AGENT
 from vfiomgr.node.model import FEATURES
 from vfiomgr.paths import SCRIPT, STATE
@@ -39,7 +40,10 @@ STAYING = (
     f"{RULES}/72-vfiomgr-*.rules",
     RULE,
     f"{UNITS}/vfiomgr-*.service",
+    f"{UNITS}/vfiomgr-*.timer",
     f"{UNITS}/multi-user.target.d/vfiomgr-*.conf",
+    f"{UNITS}/timers.target.d/vfiomgr-*.conf",
+    *(f"{place}/{NAME}" for place in DIRECTORIES),
     SCRIPT,
     *dict.fromkeys(HOOKS.values()),
     f"{STATIC}/vfiomgr-*.json",

@@ -17,6 +17,7 @@ from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import BOOT_ID, MACHINE
+from vfiomgr.snapshot.scan import read_only_files
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
@@ -225,6 +226,8 @@ class ManagedHost(HostSource):
 
     def facts_for(self, request: Request) -> HostSnapshot:
         """The facts needed to plan a request."""
+        if self.snapshot is None and request.only_paths is not None:
+            return read_only_files(self.files, request.only_paths)
         slots: frozenset[tuple[int, int, int]] = frozenset()
         if self.snapshot is None and request.needs_serials:
             slots = engine.slots_with_serials(self.tree, request)

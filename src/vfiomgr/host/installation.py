@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 PACKAGED = "/usr/lib/vfiomgr"
 """The virtual environment in the packages, which has no pip."""
 BESIDE = Path(__file__).parents[2] / "msgspec"
 """A library in the .deb and the .rpm; the package of Arch Linux uses libraries of the system."""
+
+
+def optional(name: str, verb: str, extra: str) -> ModuleType:
+    """A module that needs the libraries of an extra; `verb` names the operation in an error.
+
+    Raises:
+        UsageError: one of them is not installed.
+
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        message = f"cannot {verb}: the libraries of the extra {extra!r} are not installed"
+        raise UsageError(message, remedy_for_extra(extra)) from None
 
 
 def remedy_for_extra(extra: str) -> str:

@@ -169,8 +169,15 @@ _NEW_MODE = 0o666
 """The mode before the umask, as for any new file."""
 
 
-def rewrite(path: str, before: bytes | None, after: bytes, *, makes_parents: bool = False) -> None:
-    """Replace the text of a file atomically; mode, owner and label are kept.
+def rewrite(
+    path: str,
+    before: bytes | None,
+    after: bytes,
+    *,
+    makes_parents: bool = False,
+    mode: int | None = None,
+) -> None:
+    """Replace the text of a file atomically; owner and label are kept, and its mode without `mode`.
 
     A link stays a link: its target is replaced. A file that is not regular is written to. With
     `before`, the file must still have that content.
@@ -182,7 +189,7 @@ def rewrite(path: str, before: bytes | None, after: bytes, *, makes_parents: boo
     try:
         with reach(path, makes_parents=makes_parents) as file:
             if file.status is None or stat.S_ISREG(file.status.st_mode):
-                _exchange(file, before, after)
+                _exchange(file, before, after, mode)
             else:
                 _write_to(file, after)
     except OSError as error:
@@ -245,13 +252,15 @@ def _write_to(file: Reached, after: bytes) -> None:
         out.write(after)
 
 
-def _exchange(file: Reached, before: bytes | None, after: bytes) -> None:
+def _exchange(file: Reached, before: bytes | None, after: bytes, mode: int | None = None) -> None:
     remove_leftovers(file.directory, file.name)
-    mode = _NEW_MODE if file.status is None else 0o600
-    with replacing(file.directory, file.name, mode) as made:
+    first = _NEW_MODE if file.status is None else 0o600
+    with replacing(file.directory, file.name, first) as made:
         made.write(after)
         if file.status is not None:
             _keep(file, made.fileno())
+        if mode is not None:
+            os.fchmod(made.fileno(), mode)
         if before is not None and file.read(len(before) + 1) != before:
             message = f"{file.path} was changed by something else in the meantime"
             raise HostError(message, "check it, then run the command again")

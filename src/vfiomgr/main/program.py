@@ -44,6 +44,7 @@ _COMMANDS = {
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
     "oci": ("vfiomgr.main.commands.oci", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
+    "metrics": ("vfiomgr.metrics.commands", "metrics"),
     "uninstall": ("vfiomgr.uninstall.commands", "uninstall"),
     "snapshot": ("vfiomgr.main.commands.show", "snapshot"),
     "explain": ("vfiomgr.main.commands.explain", "explain"),

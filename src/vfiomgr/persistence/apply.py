@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _LISTING = 60.0
 """Seconds to unpack an image and list it."""
-_UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
-"""The directory of systemd units."""
+_UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent, UNITS / "timers.target.d"})
+"""The directories of systemd units and drop-ins."""
 
 
 @performs(SetNodeAccess)
@@ -216,12 +216,14 @@ def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Ca
             yield partial(systemctl, "--no-block", "start", UNIT.name)
     elif target.parent in _UNIT_DIRECTORIES and has_systemd(tree):
         systemctl = partial(tree.call, "systemctl", limit=_PATIENCE)
-        is_watch = target == installed_layout.WATCH
-        if is_watch and not is_there:
+        is_timer = target.name.endswith(".timer")
+        is_running = is_timer or target == installed_layout.WATCH
+        if is_running and not is_there:
             yield partial(systemctl, "--no-block", "stop", target.name)
-        yield partial(systemctl, "daemon-reload")  # what they start is for the next boot
-        if is_watch and is_there:
-            yield partial(systemctl, "--no-block", "try-restart", target.name)
+        yield partial(systemctl, "daemon-reload")  # what else they start is for the next boot
+        if is_running and is_there:
+            verb = "restart" if is_timer else "try-restart"
+            yield partial(systemctl, "--no-block", verb, target.name)
 
 
 @performs(LoadModule)

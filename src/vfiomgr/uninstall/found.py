@@ -22,6 +22,7 @@ from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import read_configuration, read_configurations
 from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
+from vfiomgr.metrics import timer
 from vfiomgr.node import answers, manifests, offers
 from vfiomgr.node.dra.records import DIRECTORY as CLAIMS
 from vfiomgr.node.model import FEATURES
@@ -99,9 +100,12 @@ def find(
     going = [path for path, _ in kata if path not in foreign]
     own = [place for path in going for place in (path.parent, path.parent.parent)]
     going += [path for path in LEFTOVERS if tree.read_text(path) is not None]
+    of_metrics = tuple(timer.removals(tree))
+    edited = [c for c in of_metrics if c.path in timer.FILES and not is_sealed(c.before or "")]
     changes = (
         *(change for ready in entries.prepared for change in ready.request.changes),
         *(_removal(tree, path) for path in going),
+        *(change for change in of_metrics if change not in edited),
     )
     notes = (
         *entries.notes,
@@ -110,9 +114,14 @@ def find(
             f"rm {shlex.quote(path)}"
             for path in foreign
         ),
+        *(
+            f"{one.path} stays: it differs from what vfiomgr writes; check it, then: rm {one.path}"
+            for one in edited
+        ),
         *(f"{path} stays: vfiomgr did not install it" for path in _BY_HAND if tree.exists(path)),
     )
     locks = dict.fromkeys(lock for ready in entries.prepared for lock in ready.request.locks)
+    locks |= {timer.LOCK: None} if of_metrics else {}
     files = ChangeFiles("remove files", changes, tuple(locks), notes)
     made = (directory for ready in entries.prepared for directory in ready.directories)
     return Found(

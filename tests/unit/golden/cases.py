@@ -610,6 +610,52 @@ HOST_SCENARIOS = (
         journals={"uninstall-layout": "uninstall-layout"},
     ),
     Scenario(
+        "metrics",
+        """
+        metrics
+        metrics --output vfiomgr.prom
+        metrics --output nowhere/vfiomgr.prom
+        metrics --output vfiomgr.prom install
+        """,
+        vgpu_server,
+    ),
+    Scenario(
+        "metrics install",
+        """
+        metrics install
+        metrics install --directory /srv/absent
+        metrics install --directory srv/metrics
+        metrics install --directory /srv/metrics --dry-run
+        metrics install --directory /srv/metrics
+        metrics install --directory /srv/metrics
+        """,
+        host_files=SYSTEMD | {"srv/metrics/.keep": ""},
+        keeps=True,
+        journals={"metrics-install": "change-files"},
+    ),
+    Scenario(
+        "metrics uninstall",
+        """
+        .metrics install
+        metrics uninstall --dry-run
+        metrics uninstall
+        metrics uninstall
+        """,
+        host_files={
+            **SYSTEMD,
+            "etc/systemd/system/.keep": "",
+            "var/lib/prometheus/node-exporter/vfiomgr.prom": "",
+        },
+    ),
+    Scenario(
+        "metrics accept",
+        """
+        metrics accept --dry-run
+        metrics accept
+        metrics accept
+        """,
+    ),
+    Scenario(
         "uninstall",
         """
         .layout install layout.yaml

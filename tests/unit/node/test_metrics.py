@@ -20,7 +20,7 @@ from vfiomgr.pci.error_counters import FunctionHealth, HealthFacts
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
-    from vfiomgr.node.metrics import Sample
+    from vfiomgr.metrics.model import Sample
     from vfiomgr.node.model import Inventory
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -45,6 +45,7 @@ def test_each_function_is_described() -> None:
             "address": ID,
             "vendor": "10de",
             "device": "2235",
+            "model": "NVIDIA A40",
             "driver": "vfio-pci",
             "iommu_group": "41",
             "numa_node": "0",
@@ -143,11 +144,11 @@ def test_links_have_their_width_and_speed() -> None:
     )
     host = with_facts(HOST, links=links)
     assert values("link_lanes", host) == [
+        ({"address": "0000:07:00.0", "bound": "maximum"}, 16),
         ({"address": ID, "bound": "current"}, 8),
         ({"address": ID, "bound": "maximum"}, 16),
-        ({"address": "0000:07:00.0", "bound": "maximum"}, 16),
     ]
-    assert values("link_transfers_per_second", host)[0] == (
+    assert values("link_transfers_per_second", host)[1] == (
         {"address": ID, "bound": "current"},
         2.5e9,
     )

@@ -20,6 +20,8 @@ from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.documents.text import sealed
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.libvirt.hook import InstallHook
+from vfiomgr.metrics.model import DEVICES
+from vfiomgr.metrics.timer import DIRECTORIES, NAME, installation
 from vfiomgr.node.model import FEATURES
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import RUNTIME, HostPath
@@ -65,6 +67,10 @@ def everything(tmp_path: Path) -> FakeKernel:
         WriteCdi(OfferRequest()),
     ):
         api.apply(request, tree=kernel)
+    put(kernel, DIRECTORIES[0] / NAME, "# metrics\n")
+    kernel.forget()
+    api.apply(installation(kernel, None, PROGRAM), tree=kernel)
+    put(kernel, DEVICES, "{}\n")
     put(kernel, handler_configuration("kata-vfio"), sealed("[hypervisor.qemu]\n"))
     install(kernel)
     put(kernel, KATA_DROP_IN, KATA_TEXT)

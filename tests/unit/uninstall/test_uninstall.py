@@ -35,6 +35,8 @@ from vfiomgr.definitions import model as definitions
 from vfiomgr.documents.text import sealed, unsealed
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook import InstallHook
+from vfiomgr.metrics import timer
+from vfiomgr.metrics.model import DEVICES
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SCRIPT, HostPath
 from vfiomgr.persistence import installed_layout as layouts
@@ -215,9 +217,9 @@ def test_an_edited_entry_keeps_no_other_entry_of_its_runtime(tmp_path: Path) -> 
 
 
 RULE = f"/etc/udev/rules.d/05-vfiomgr-{GPU}.rules"
-SEALED = (UNIT, SCRIPT, *layouts.SERVICES, *definitions.FILES, *HOOKS.values())
+SEALED = (UNIT, SCRIPT, *layouts.SERVICES, *definitions.FILES, *HOOKS.values(), *timer.FILES)
 """Units and hooks, whose last line is a hash."""
-WRITTEN = (*SEALED, SPECIFICATION, RESOURCE)
+WRITTEN = (*SEALED, SPECIFICATION, RESOURCE, DEVICES, timer.DIRECTORIES[0] / timer.NAME)
 HANDLER = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
 
 
@@ -232,6 +234,8 @@ HANDLER = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
         (RULE.replace(".0.rules", ".7.rules"), 'SUBSYSTEM=="net", NAME="lan0"\n'),
         (UNIT, "Nice=5\n"),
         (layouts.BOOT, "Nice=5\n"),
+        (timer.SERVICE, "Nice=5\n"),
+        (timer.TIMER, "OnCalendar=hourly\n"),
         (layouts.WATCH, "Nice=5\n"),
         (layouts.WANTED, "Wants=my.service\n"),
         (definitions.SERVICE, "Nice=5\n"),

@@ -24,7 +24,7 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
-from vfiomgr.host.installation import remedy_for_extra
+from vfiomgr.host.installation import optional
 from vfiomgr.library import Host
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
@@ -42,7 +42,6 @@ from vfiomgr.users.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 
 _NAMES = NodeSettings()
@@ -116,20 +115,6 @@ def arguments_of(settings: NodeSettings) -> tuple[str, ...]:
 
 _PORT = "KUBERNETES_SERVICE_PORT"
 _AGENT = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
-
-
-def optional(name: str, verb: str, extra: str) -> ModuleType:
-    """A module that needs the libraries of an extra; `verb` names the operation in an error.
-
-    Raises:
-        UsageError: one of them is not installed.
-
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        message = f"cannot {verb}: the libraries of the extra {extra!r} are not installed"
-        raise UsageError(message, remedy_for_extra(extra)) from None
 
 
 _optional = partial(optional, verb="run the agent", extra="node")

@@ -13,8 +13,9 @@ from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone
+from vfiomgr.host.installation import optional
 from vfiomgr.layout.commands.changes import complete_layout
-from vfiomgr.node.commands.run import NamingOptions, node_settings, optional
+from vfiomgr.node.commands.run import NamingOptions, node_settings
 from vfiomgr.node.simulation.model import document_of, lines_about, node_rows, pod_rows
 from vfiomgr.snapshot.session import Session, pass_session
 

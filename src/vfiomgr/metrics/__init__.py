@@ -1,0 +1,1 @@
+"""Metrics: what Prometheus reads about a host, its devices and its checks."""

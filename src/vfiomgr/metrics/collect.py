@@ -1,0 +1,100 @@
+"""Reads a host for its metrics, without waking a device, and remembers its devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check import check
+from vfiomgr.errors import HostError, VfiomgrError
+from vfiomgr.metrics import drift
+from vfiomgr.metrics.facts import (
+    known_devices,
+    parse_known_devices,
+    read_units,
+    render_known_devices,
+)
+from vfiomgr.metrics.model import DEVICES, CheckFacts
+from vfiomgr.metrics.samples import measured_devices
+from vfiomgr.metrics.timer import LOCK
+from vfiomgr.pci.error_counters import read_health
+from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.vgpu.reader import with_gpu_modes
+
+if TYPE_CHECKING:
+    from vfiomgr.metrics.model import KnownDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.source import HostSource
+    from vfiomgr.snapshot.values import Holder
+
+
+def collect(source: HostSource) -> tuple[HostSnapshot, CheckFacts]:
+    """The facts of a host; sleeping devices are left alone.
+
+    Therefore users of devices are only looked for among processes, and nvidia-smi is not run while
+    a GPU of its driver sleeps.
+    """
+    request = drift.layout_request(source)
+    host = source.scan(
+        with_readiness=True,
+        with_links=True,
+        with_resets=request is not None and request.needs_resets,
+    )
+    report = check(host)
+    if source.snapshot is not None:
+        return host, CheckFacts(report, layout=drift.layout_state(source, host, request))
+    devices = measured_devices(host)
+    holders: tuple[Holder, ...] = (*devices, *host.vgpus.active)
+    host = source.with_holders(host, {n for one in holders for n in host.guest_nodes(one)})
+    if host.vgpus.parents and not drift.is_nvidia_asleep(host):
+        host = with_gpu_modes(host, source.tree)
+    ports = {PciAddress.parse(name) for d in devices for name in d.bridges if is_address(name)}
+    return host, CheckFacts(
+        report,
+        read_health(source.tree, (*(device.address for device in devices), *sorted(ports))),
+        _known(source),
+        drift.layout_state(source, host, request),
+        read_units(source.tree),
+    )
+
+
+def _known(source: HostSource) -> tuple[KnownDevice, ...] | None:
+    try:
+        return parse_known_devices(source.files.read_text(DEVICES))
+    except VfiomgrError as error:
+        source.on_note(f"missing devices are unknown: {error.message}; {error.hint}")
+        return None
+
+
+def remember(source: HostSource, host: HostSnapshot, facts: CheckFacts) -> None:
+    """Add new devices of this host to its record; those that are missing stay in it."""
+    if facts.known_devices is None:
+        return
+    known = {device.address: device for device in known_devices(measured_devices(host))}
+    known |= {device.address: device for device in facts.known_devices}
+    text = render_known_devices(known.values())
+    try:
+        if source.files.read_text(DEVICES) != text:
+            source.files.make_directory(DEVICES.parent)
+            source.files.replace(DEVICES, text.encode())
+    except OSError as error:
+        message = f"cannot write {DEVICES}: {error.strerror}"
+        raise HostError(message, "run the command as root, e.g. with sudo") from error
+
+
+def acceptance(source: HostSource) -> ChangeFiles:
+    """The request to record the present devices, and no others."""
+    tree = source.files
+    before = tree.read_text(DEVICES)
+    found = measured_devices(source.scan_devices())
+    after = render_known_devices(known_devices(found))
+    changes = (FileChange(DEVICES, before, after),) if before != after else ()
+    notes = []
+    try:
+        there = {device.address for device in found}
+        gone = [one for one in parse_known_devices(before) if one.address not in there]
+        notes = [f"no longer expected: {one.address} ({one.model})" for one in gone]
+    except VfiomgrError as error:
+        notes = [error.message]
+    already = ("all recorded devices are present",)
+    return ChangeFiles("record the present devices", changes, (LOCK,), tuple(notes), already)
