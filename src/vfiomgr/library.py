@@ -99,7 +99,7 @@ class Host(ManagedHost):
 
     def check(self) -> Report:
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""
-        return check.check(self.scan(with_readiness=True))
+        return check.check(self.scan(with_readiness=True, with_health=True))
 
     def check_console(self, device: str | PciAddress | None = None) -> Report:
         """Check whether a card of the desktop can be lent; without one, that of the console.

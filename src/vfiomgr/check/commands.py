@@ -54,7 +54,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     session = session_of(context)
-    report = library.check(session.scan(with_readiness=True))
+    report = library.check(session.scan(with_readiness=True, with_health=True))
     print_report(report, "not ready", session.format, every=every)
     context.exit(exit_status(report, strict=strict))
 

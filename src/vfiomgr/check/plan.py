@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vfiomgr.check import device_rules, driver_rules, log_rules, machine_rules, platform_rules
+from vfiomgr.check import (
+    device_rules,
+    driver_rules,
+    health_rules,
+    log_rules,
+    machine_rules,
+    platform_rules,
+)
 from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
@@ -33,6 +40,7 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield "the kernel command line: /proc/cmdline not found"
     if host.readiness is not None:
         yield from _unseen(host.readiness)
+    yield from health_rules.unread(host)
 
 
 def _unseen(facts: Readiness) -> Iterator[str]:
@@ -64,10 +72,10 @@ _READINESS: Fact[HostSnapshot, Readiness] = Fact(
 
 
 def _kernel_log(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    return log_rules.kernel_log(host, facts, partial(_find, host))
+    return log_rules.kernel_log(host, facts, partial(find_named, host))
 
 
-def _find(host: HostSnapshot, *names: str) -> Iterator[Diagnostic]:
+def find_named(host: HostSnapshot, *names: str) -> Iterator[Diagnostic]:
     """The findings of some rules, except those about the kernel log."""
     for each in RULES.named(*names):
         if "kernel-log" not in each.names:
@@ -98,6 +106,8 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.gim_without_ari, "gim-without-ari"),
             rule(device_rules.without_node, "numa-unknown"),
             rule(device_rules.resizable_bar, "resizable-bar"),
+            rule(health_rules.findings, *health_rules.OF_DEVICES),
+            rule(health_rules.gone, "device-gone"),
             reading(
                 _READINESS,
                 platform_rules.interrupt_remapping,

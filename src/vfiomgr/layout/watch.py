@@ -17,6 +17,7 @@ from vfiomgr.engine.transaction import apply, scan_for, slots_with_serials
 from vfiomgr.errors import StillDiffers, VfiomgrError
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.parts import Difference
+from vfiomgr.snapshot.health import keep_health
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.value import Value
 
@@ -336,7 +337,7 @@ def watch_layout(
         RolledBack, RollbackIncomplete: a correction was interrupted.
 
     """
-    kept = _KeptComparison(host, changes)
+    kept = _KeptComparison(host, changes, keeps_health=enforce)
 
     def correct(request: ApplyLayout, name: str) -> Result | None:
         kept.doubt()
@@ -358,8 +359,10 @@ class _KeptComparison:
     one announce what nvidia-smi says, so a host with GPUs on its driver is always scanned.
     """
 
-    def __init__(self, host: ManagedHost, changes: Changes) -> None:
+    def __init__(self, host: ManagedHost, changes: Changes, *, keeps_health: bool) -> None:
         self._host = host
+        self._keeps_health = keeps_health
+        """Whether links and errors of devices are noted too, for later checks; as root."""
         self._changes = changes
         self._request: ApplyLayout | None = None
         self._kept: KeptSnapshot | None = None
@@ -391,6 +394,8 @@ class _KeptComparison:
                     return compared
         self._seen = self._kept.read()
         self._is_doubtful = False
+        if self._keeps_health:
+            keep_health(self._host.tree, self._seen)
         return compare(self._seen, request)
 
     def _keep(self, request: ApplyLayout) -> KeptSnapshot:

@@ -81,7 +81,12 @@ def check_domains(
     hostdevs = (h for domain in domains for h in with_arguments(domain).hostdevs)
     named = frozenset(hostdev.address for hostdev in hostdevs if hostdev.address)
     seen = host.scan(
-        with_users=True, with_readiness=True, with_guests=True, with_desktop=True, about=named
+        with_users=True,
+        with_readiness=True,
+        with_guests=True,
+        with_desktop=True,
+        with_health=True,
+        about=named,
     )
     roms = _roms(host, domains)
     files = None if roms is None else read_files(host.tree, roms, [d.name for d in domains])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
+from vfiomgr.check.health_rules import lost_power
 from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker
 from vfiomgr.expressions import expression
 from vfiomgr.node.model import NodeUnit
@@ -18,6 +19,7 @@ from vfiomgr.pci.error_counters import HealthFacts
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.snapshot.health import carriers, hops
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import counted
 from vfiomgr.value import Value
@@ -30,10 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import DeviceUser
 
-_D3COLD = "D3cold"
 _POWER_CYCLE = "power-cycle the device or the host"
-_AWAKE = frozenset({"active", "error"})
-"""A function in D3cold that is awake or failed to wake up lost its power."""
 _CONTAINER = ("cri-containerd-", "crio-", "docker-")
 """Scopes of containers by systemd's cgroup driver."""
 SANDBOX = expression(r"sandbox-[0-9a-f]{16,64}")
@@ -84,8 +83,10 @@ class HealthContext(Value):
     """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
     hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What was worse than it should be at the scan before, by the ID of a unit."""
-    narrow: Mapping[PciAddress, bool] = field(default_factory=dict)
-    """As `narrow_links` found it now."""
+    links: Mapping[PciAddress, frozenset[str]] = field(default_factory=dict)
+    """As `worse_links` found them now."""
+    flooded: frozenset[PciAddress] = frozenset()
+    """The functions with too many corrected errors."""
 
     def is_given(self, unit: NodeUnit) -> bool:
         """Whether Kubernetes gave the unit to a pod, from this agent."""
@@ -270,7 +271,7 @@ def _errors(context: UnitContext) -> Iterator[Diagnostic]:
 
 def _no_power(context: UnitContext) -> Iterator[Diagnostic]:
     for device in context.present:
-        if device.power_state == _D3COLD and device.runtime_status in _AWAKE:
+        if lost_power(device):
             yield context.blocker(
                 "stuck-in-d3cold",
                 f"{device.address} does not wake up from D3cold",
@@ -279,9 +280,9 @@ def _no_power(context: UnitContext) -> Iterator[Diagnostic]:
 
 
 def _link_down(context: UnitContext) -> Iterator[Diagnostic]:
-    own = {device.address for device in context.present}
-    for link in context.host.links or ():
-        if link.address in own and link.width is None:
+    links = (context.host.link_of(device.address) for device in context.present)
+    for link in links:
+        if link is not None and link.width is None:
             yield context.blocker(
                 "link-down",
                 f"the PCIe link of {link.address} is down",
@@ -395,31 +396,37 @@ def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[D
     return RULES.run(UnitContext(host, unit, known), *withheld, *unreadable).findings
 
 
-NARROW, NONFATAL = "narrow-link", "nonfatal-errors"
+OF_LINKS, NONFATAL, CORRECTED = ("narrow-link", "slow-link"), "nonfatal-errors", "corrected-errors"
 
 
 def hints(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[str, ...]:
     """What is worse than it should be of a unit that works."""
-    narrow = any(map(known.narrow.get, unit.addresses)) and unit.on_demand is None
-    if known.narrow.keys().isdisjoint(unit.addresses):  # it sleeps, for example
-        narrow = NARROW in known.hints.get(unit.id, ())
-    errors = any(_has_nonfatal(known, device) for device in _present(host, unit))
-    return tuple(name for name, is_so in ((NARROW, narrow), (NONFATAL, errors)) if is_so)
+    links = frozenset[str]().union(*(known.links.get(a, ()) for a in unit.addresses))
+    if known.links.keys().isdisjoint(unit.addresses):  # it sleeps, for example
+        links = frozenset(known.hints.get(unit.id, ()))
+    found = set(OF_LINKS) & links if unit.on_demand is None else set[str]()
+    present = _present(host, unit)
+    if any(_has_nonfatal(known, device) for device in present):
+        found.add(NONFATAL)
+    flooded = {str(address) for address in known.flooded}
+    if any(str(d.address) in flooded or not flooded.isdisjoint(d.bridges) for d in present):
+        found.add(CORRECTED)
+    return tuple(sorted(found))
 
 
-def narrow_links(host: HostSnapshot) -> dict[PciAddress, bool]:
-    """Whether the links of functions have fewer lanes than the device and its port, if known.
-
-    Drivers of the host may turn off lanes to save power, VFIO drivers do not.
-    """
-    links = {str(link.address): link for link in host.links or ()}
+def worse_links(host: HostSnapshot) -> dict[PciAddress, frozenset[str]]:
+    """What is worse of the links of functions on VFIO than both ends support, where it is known."""
     found = {}
-    for device in host.devices if links else ():
-        own, port = links.get(str(device.address)), links.get(device.bridges[-1])
-        if device.is_on_vfio and own is not None and port is not None:
-            widths = own.width, own.max_width, port.max_width
-            if None not in widths:
-                found[device.address] = (own.width or 0) < min(filter(None, widths[1:]))
+    for device in host.devices if host.links else ():
+        if device.is_on_vfio:
+            ways = list(hops(host, carriers(host, [device])[0]))
+            if ways:
+                narrow = any(hop.is_narrow for hop in ways)
+                slow = any(hop.is_slow and not hop.is_of_gpu for hop in ways)
+                names = (
+                    name for name, is_so in zip(OF_LINKS, (narrow, slow), strict=True) if is_so
+                )
+                found[device.address] = frozenset(names)
     return found
 
 

@@ -69,7 +69,7 @@ class NodeUnit(Value):
     reasons: tuple[Diagnostic, ...] = ()
     """Why it is not healthy; empty if it is."""
     hints: tuple[str, ...] = ()
-    """What is worse than it should be, although it works: `narrow-link`, `nonfatal-errors`."""
+    """What is worse than it should be, although it works, e.g. `narrow-link`."""
     used_by: str = ""
     """A pod as NAMESPACE/NAME, a domain or a process, for people."""
     pod: str = ""

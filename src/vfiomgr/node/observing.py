@@ -19,7 +19,8 @@ from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.error_counters import HealthFacts, read_health, with_present_fatal
 from vfiomgr.pci.function import address_in
-from vfiomgr.pci.model import PciDevice, is_address, pci_device
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address, pci_device
+from vfiomgr.snapshot.health import DeviceHealth, HealthRecord
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.users.model import DeviceUser, HostUse
     from vfiomgr.vgpu.model import Vgpu
 
@@ -103,6 +103,8 @@ class Observed(Value):
 
     host: HostSnapshot
     health: HealthFacts
+    flooded: frozenset[PciAddress] = frozenset()
+    """The functions with too many corrected errors."""
 
 
 class Observer:
@@ -127,6 +129,8 @@ class Observer:
         self._uses: tuple[HostUse, ...] | None = None
         """The host's own uses, if there are such devices."""
         self._health = HealthFacts()
+        self._rates = HealthRecord("")
+        """The last readings of these errors, to compare them with."""
         self._observed: Observed | None = None
         self._silent: frozenset[PciAddress] = frozenset()
         """The suspended functions that did not answer."""
@@ -156,6 +160,7 @@ class Observer:
         seen = self._kept.read()
         self._read_at = time.monotonic()
         self._health = read_health(self._tree, (device.address for device in seen.devices))
+        self._note_rates()
         self._note_nodes(seen)
         self._wake(seen, woken)
         users = read_holders_by_name(self._tree, self._nodes.keys())
@@ -190,7 +195,11 @@ class Observer:
         self._note_errors()
         seen = self._kept.look([d for d in self._seen.devices if d.address in watched])
         self._looks += 1
-        self._read_health(seen, watched, only_fatal=self._looks % THOROUGH != 0)
+        is_thorough = self._looks % THOROUGH == 0
+        ports = self._ports_above(watched) if is_thorough else frozenset()
+        self._read_health(seen, watched | ports, only_fatal=not is_thorough)
+        if is_thorough:
+            self._note_rates()
         if seen is not self._seen:
             self._note_nodes(seen)
         self._note_silent(self._asleep(seen, watched))
@@ -263,6 +272,15 @@ class Observer:
         silent |= {address for address in self._silent if not known.get(address)}
         self._silent = frozenset(silent)
 
+    def _ports_above(self, watched: Container[PciAddress]) -> frozenset[PciAddress]:
+        devices = () if self._seen is None else self._seen.devices
+        above = {name for d in devices if d.address in watched for name in d.bridges}
+        return frozenset(d.address for d in devices if str(d.address) in above)
+
+    def _note_rates(self) -> None:
+        now = replace(self._health, seconds=time.monotonic())
+        self._rates = DeviceHealth(now, self._rates).noted()
+
     def _note_nodes(self, seen: HostSnapshot) -> list[PciDevice | Vgpu]:
         """Note the nodes of a snapshot, and return what the one before did not have.
 
@@ -324,6 +342,8 @@ class Observer:
         is_same = seen is self._seen and users == self._users and silent == self._shown
         is_same, self._uses = is_same and uses == self._uses, uses
         self._seen, self._users, self._silent, self._shown = seen, users, silent, silent
+        flooded = frozenset(self._rates.flooded)
+        is_same = is_same and last is not None and last.flooded == flooded
         if last is None or not is_same or last.health is not self._health:
             devices = seen.devices
             if silent:
@@ -334,5 +354,5 @@ class Observer:
             if self._on_demand:
                 facts = replace(facts, host_uses=uses)
             host = replace(seen, users=facts, devices=devices)
-            self._observed = last = Observed(host, self._health)
+            self._observed = last = Observed(host, self._health, flooded)
         return last

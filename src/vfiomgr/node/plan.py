@@ -25,10 +25,10 @@ from vfiomgr.node.health import (
     HealthContext,
     hints,
     is_unusable,
-    narrow_links,
     published_in,
     reasons,
     users_of,
+    worse_links,
 )
 from vfiomgr.node.model import (
     Inventory,
@@ -83,7 +83,7 @@ def inventory(
     known = replace(
         known,
         hints={} if previous is None else {unit.id: unit.hints for unit in previous.units},
-        narrow=narrow_links(host),
+        links=worse_links(host),
     )
     context = replace(known, elsewhere=_elsewhere(host, frozenset((*written, CLAIM_KIND))))
     bound = on_demand_units(host, settings, lambda u: _judged(host, u, context), previous)

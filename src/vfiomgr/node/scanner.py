@@ -246,7 +246,7 @@ class Scanner:
         if self._has_modes(seen):
             seen = self._modes.added_to(seen, tree)
         written = read_written(tree)
-        complete = self._inventory(seen, now, written, settings)
+        complete = self._inventory(seen, observed, written, settings)
         complete = replace(complete, on_demand=with_uuids(tree, complete.on_demand))
         created = self._created()
         found = self._previous = complete.without(created)
@@ -348,13 +348,13 @@ class Scanner:
     def _inventory(
         self,
         seen: HostSnapshot,
-        now: HealthFacts,
+        observed: Observed,
         written: frozenset[str],
         settings: NodeSettings,
     ) -> Inventory:
         known = self._previous.units if self._previous is not None else ()
         released = {a for unit in known if unit.id in self._released for a in unit.addresses}
-        self._before, self._released = forgiven(self._before, now, released), set()
+        self._before, self._released = forgiven(self._before, observed.health, released), set()
         return inventory(
             seen,
             settings,
@@ -362,7 +362,8 @@ class Scanner:
                 held=self._pods,
                 claims=self._claims.held,
                 quarantine=self._quarantine,
-                now=now,
+                now=observed.health,
+                flooded=observed.flooded,
                 before=self._before,
                 unreadable=self._unreadable(),
             ),

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
 
 _TOTAL = "TOTAL_ERR_"
+_UPTIME = HostPath("/proc/uptime")
+_SECONDS = expression(r"\d{1,12}(?:\.\d{1,6})?")
 
 
 class FunctionHealth(Value):
@@ -23,14 +27,24 @@ class FunctionHealth(Value):
 
     address: PciAddress
     fatal: int | None = None
+    """Fatal errors (`aer_dev_fatal`)."""
     nonfatal: int | None = None
+    """Non-fatal errors (`aer_dev_nonfatal`)."""
     correctable: int | None = None
+    """Corrected errors (`aer_dev_correctable`)."""
+    reported: int | None = None
+    """Messages about corrected errors that a root port received, its own included."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of its errors, with their numbers, e.g. `BadTLP 3`; only if asked for."""
 
 
 class HealthFacts(Value, dict=True):
     """The numbers of errors of functions at one moment."""
 
     functions: tuple[FunctionHealth, ...] = ()
+    """The functions that have counters."""
+    seconds: float | None = None
+    """The moment, in seconds since boot; None if unknown."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, FunctionHealth]:
@@ -55,6 +69,31 @@ def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
         if (fatal, nonfatal, correctable) != (None, None, None):
             found.append(FunctionHealth(address, fatal, nonfatal, correctable))
     return HealthFacts(tuple(found))
+
+
+def read_error_kinds(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
+    """The error counters of functions at this moment, with their kinds and those of root ports."""
+    found = read_health(tree, addresses).functions
+    seconds = (tree.read(_UPTIME) or "").partition(" ")[0]
+    return HealthFacts(
+        tuple(
+            replace(
+                each,
+                reported=tree.read_number(pci_device(each.address) / "aer_rootport_total_err_cor"),
+                kinds=tuple(_kinds(tree, each)),
+            )
+            for each in found
+        ),
+        float(seconds) if _SECONDS.fullmatch(seconds) else None,
+    )
+
+
+def _kinds(tree: HostTree, errors: FunctionHealth) -> Iterator[str]:
+    for kind in ("fatal", "nonfatal", "correctable"):
+        if getattr(errors, kind):
+            text = tree.read_in(pci_device(errors.address), f"aer_dev_{kind}") or ""
+            lines = (line.split() for line in text.splitlines() if not line.startswith(_TOTAL))
+            yield from (f"{w[0]} {w[1]}" for w in lines if len(w) == 2 and w[1].strip("0"))  # noqa: PLR2004
 
 
 def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:

@@ -164,7 +164,13 @@ def check(
     """
     plan = planned_guest(host, [device_text(one) for one in devices], qemu_version, options)
     about = frozenset(function.address for unit in plan.guest.seen for function in unit.functions)
-    seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=about)
+    seen = host.scan(
+        with_users=True,
+        with_readiness=True,
+        with_guests=True,
+        with_health=True,
+        about=about,
+    )
     return check_guest(seen, plan.request, plan.guest)
 
 

@@ -20,7 +20,7 @@ from vfiomgr.value import values_by_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.pci.capabilities import ResetCapabilities, Translation
+    from vfiomgr.pci.capabilities import PciLink, ResetCapabilities, Translation
     from vfiomgr.pci.drivers import OriginalState
     from vfiomgr.users.model import DeviceUser, UnknownUsers
     from vfiomgr.vgpu.quota.model import FunctionQuotas
@@ -163,6 +163,14 @@ class HostSnapshot(HostFacts):
         """The reset capabilities of the function, if they were readable."""
         known = self.reset_capabilities or ()
         return next((found for found in known if found.address == device.address), None)
+
+    @cached_property
+    def _links_by_address(self) -> dict[PciAddress, PciLink]:
+        return {link.address: link for link in self.links or ()}
+
+    def link_of(self, address: PciAddress) -> PciLink | None:
+        """The link of a function that is awake, if it was read and the function has one."""
+        return self._links_by_address.get(address)
 
     @cached_property
     def _vectors_by_address(self) -> dict[PciAddress, int]:

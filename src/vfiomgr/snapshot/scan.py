@@ -129,6 +129,8 @@ class FurtherFacts(TypedDict, total=False):
     """The vGPU modes, from nvidia-smi."""
     with_links: bool
     """The links of PCI Express."""
+    with_health: bool
+    """The links, and the error counters of the devices that guests have."""
     purpose: Purpose | None
     """Nothing about functions but what is shown or needed for it."""
     only_types: frozenset[str] | None
@@ -229,8 +231,12 @@ def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) ->
 
         holders = {user.pid for user in host.users.processes or ()}
         found["desktop"] = read_desktop(tree, holders)
-    if further.get("with_links"):
+    if further.get("with_links") or further.get("with_health"):
         found["links"] = capabilities.read_links(tree, host.devices)
+    if further.get("with_health"):
+        from vfiomgr.snapshot.health import read_health  # noqa: PLC0415 - only a check needs it
+
+        found["health"] = read_health(tree, host)
     return found
 
 

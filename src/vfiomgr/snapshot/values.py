@@ -23,6 +23,7 @@ from vfiomgr.vgpu.model import Vgpu, VgpuFacts
 if TYPE_CHECKING:  # slow to import, and few hosts are read with them: deferred_types
     from vfiomgr.check.model import Readiness  # noqa: TC004
     from vfiomgr.pci.guest_support import GuestSupport  # noqa: TC004
+    from vfiomgr.snapshot.health import DeviceHealth  # noqa: TC004
     from vfiomgr.users.desktop import DesktopFacts  # noqa: TC004
     from vfiomgr.users.released import ReleasedCard  # noqa: TC004
 
@@ -42,6 +43,7 @@ class HostFacts(Value, dict=True):
         "Readiness": "vfiomgr.check.model",
         "GuestSupport": "vfiomgr.pci.guest_support",
         "DesktopFacts": "vfiomgr.users.desktop",
+        "DeviceHealth": "vfiomgr.snapshot.health",
         "ReleasedCard": "vfiomgr.users.released",
     }
     """Types of its fields that its module does not import, with their modules."""
@@ -93,6 +95,8 @@ class HostFacts(Value, dict=True):
     """CXL devices, by their configuration spaces; None if not read (requires root)."""
     links: tuple[PciLink, ...] | None = None
     """Links of PCI Express; None if not read."""
+    health: DeviceHealth | None = None
+    """Numbers of PCIe errors, and earlier readings; None if not read."""
     guest_support: GuestSupport | None = None
     """Versions and abilities for guests; None if not read."""
     translations: tuple[Translation, ...] | None = None

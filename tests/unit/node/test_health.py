@@ -309,8 +309,18 @@ def test_error_counters_are_read_from_their_last_line(tmp_path: Path) -> None:
 # ---- what is worse than it should be
 
 
-PORT = PciLink(PciAddress.parse(A40.bridges[-1]), 16.0, 8, 16.0, 16)
+PORT = PciLink(PciAddress.parse(A40.bridges[-1]), 16.0, 16, 16.0, 16)
 NARROW = replace(LINK, width=8)
+BRIDGE = replace(
+    A40,
+    address=PORT.address,
+    class_code="060400",
+    header_type=1,
+    driver="pcieport",
+    bridge_path="pci0000:40",
+    iommu_group=40,
+    vfio_device=None,
+)
 
 
 def hints_of(host: HostSnapshot, previous: Inventory | None = None, **facts: Any) -> list[str]:
@@ -334,17 +344,32 @@ def hints_of(host: HostSnapshot, previous: Inventory | None = None, **facts: Any
 def test_a_link_with_fewer_lanes_than_both_ends_have_is_a_hint(
     links: tuple[PciLink, ...], *, is_narrow: bool
 ) -> None:
-    host = with_facts(node_of(A40, AUDIO), links=links)
+    host = with_facts(node_of(A40, AUDIO, BRIDGE), links=links)
     assert hints_of(host) == (["narrow-link"] if is_narrow else [])
 
 
 def test_a_link_that_sleeps_is_as_it_was() -> None:
-    awake = with_facts(node_of(A40, AUDIO), links=(NARROW, PORT))
+    awake = with_facts(node_of(A40, AUDIO, BRIDGE), links=(NARROW, PORT))
     previous = inventory(awake, SETTINGS)
-    asleep = with_facts(node_of(A40, AUDIO), links=(PORT,))
+    asleep = with_facts(node_of(A40, AUDIO, BRIDGE), links=(PORT,))
     assert hints_of(asleep, previous) == ["narrow-link"]
-    mended = with_facts(node_of(A40, AUDIO), links=(LINK, PORT))
+    mended = with_facts(node_of(A40, AUDIO, BRIDGE), links=(LINK, PORT))
     assert hints_of(mended, previous) == []
+
+
+def test_the_speed_of_a_link_is_a_hint_unless_a_gpu_is_idle() -> None:
+    slow = replace(LINK, speed=2.5), replace(PORT, speed=2.5)
+    assert hints_of(with_facts(node_of(A40, AUDIO, BRIDGE), links=slow)) == []
+    card = replace(A40, class_code="020000")
+    (unit,) = inventory(with_facts(node_of(card, BRIDGE), links=slow), SETTINGS).units
+    assert unit.hints == ("slow-link",)
+
+
+@pytest.mark.parametrize("place", [A40.address, AUDIO.address, PORT.address])
+def test_too_many_corrected_errors_are_a_hint(place: PciAddress) -> None:
+    host = node_of(A40, AUDIO, BRIDGE)
+    assert hints_of(host, flooded=frozenset({place})) == ["corrected-errors"]
+    assert hints_of(host, flooded=frozenset({PciAddress.parse("0000:80:01.0")})) == []
 
 
 def test_a_driver_of_the_host_may_turn_off_lanes() -> None:

@@ -862,6 +862,39 @@ def test_errors_that_only_metrics_show_are_counted_now_and_then(
     assert expected in report.metrics
 
 
+def test_a_flood_of_corrected_errors_is_a_hint_until_it_ends(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port above counts too; a rate needs two readings that are a minute apart."""
+    port = "0000:00:01.0"
+    kernel.add_pci(port, vendor="8086", device="1901", class_code="060400", header_type=1, group=1)
+    kernel.add_pci(
+        "0000:09:00.0",
+        vendor="10de",
+        device="2235",
+        class_code="030200",
+        group=9,
+        driver="vfio-pci",
+        bridge=port,
+    )
+    now = 864_000.0
+    monkeypatch.setattr("vfiomgr.node.observing.time.monotonic", lambda: now)
+    path = HostPath(f"/sys/bus/pci/devices/{port}/aer_dev_correctable")
+    for kind in ("correctable", "nonfatal", "fatal"):
+        kernel.sysfs.put(f"{path.parent}/aer_dev_{kind}", "TOTAL_ERR_COR 0")
+    scanner = settled(Scanner(Host(kernel), render))
+    hints = []
+    for number in (100, 103, 103):
+        now += 60
+        kernel.replace(path, f"TOTAL_ERR_COR {number}\n".encode())
+        reports = [scanner.look() for _ in range(THOROUGH)]
+        changed = [report for report in reports if not report.is_unchanged]
+        units = {unit.id: unit.hints for report in changed for unit in found(report).units}
+        hints.append(units["0000:09:00.0"])
+        assert units.get(GPUS[0], ()) == ()
+    assert hints == [("corrected-errors",), ("corrected-errors",), ()]
+
+
 def test_a_new_node_has_its_users_looked_for(kernel: FakeKernel, scanner: Scanner) -> None:
     unbind(kernel, GPUS[1], "vfio-pci")
     settled(scanner)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.check import platform_rules
+from vfiomgr.check import health_rules, platform_rules
 from vfiomgr.guests.backend import checks_guests
 from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
@@ -23,6 +23,7 @@ from vfiomgr.libvirt.preflight import (
     desktop,
     drivers,
     features,
+    health,
     host_files,
     memory,
     pci_addresses,
@@ -80,7 +81,11 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         return
     yield from drivers.unseen_hook_security(context)
     host = context.host
-    read = {"hooks of libvirt": context.host_files, "limits on locked memory": host.readiness}
+    read = {
+        "hooks of libvirt": context.host_files,
+        "limits on locked memory, the kernel log": host.readiness,
+        "links and PCIe errors of devices": host.health,
+    }
     yield from (f"{what}: not in the snapshot" for what, facts in read.items() if facts is None)
     if not context.domain.is_x86:
         yield (
@@ -108,6 +113,8 @@ RULES: RuleSet[PreflightContext] = register(
             rule(platform.no_kvm, "no-kvm"),
             rule(platform.other_architecture, "other-architecture"),
             rule(presence.missing, "device-missing"),
+            rule(health.health, *health_rules.OF_DEVICES),
+            rule(health.logged, "kernel-log"),
             rule(presence.twice, "device-twice"),
             *(rule(each, each.id) for each in presence.GUARD_RULES),
             rule(presence.plain_network_device, "interface-not-vf"),

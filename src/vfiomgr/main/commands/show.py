@@ -384,7 +384,7 @@ def snapshot(session: Session, *, redact: bool) -> None:
         with_readiness=True,
         with_resets=True,
         with_gpu_modes=True,
-        with_links=True,
+        with_health=True,
         with_guests=True,
         with_programs=True,
         with_desktop=True,

@@ -154,7 +154,7 @@ def _of_gpu(host: HostSnapshot, device: PciDevice | None) -> _Known:
 
 def _link(host: HostSnapshot, device: PciDevice) -> str | None:
     """`16 GT/s x16`: the highest speed, since GPUs lower their speed when they are idle."""
-    found = next((link for link in host.links or () if link.address == device.address), None)
+    found = host.link_of(device.address)
     if found is None or found.max_speed is None or found.width is None:
         return None
     return f"{found.max_speed:g} GT/s x{found.width}"

@@ -28,7 +28,7 @@ def test_a_domain_has_the_findings_of_a_complete_scan(
 ) -> None:
     kernel = make(tmp_path)
     host = api.host_at(kernel)
-    complete = host.scan(with_users=True, with_readiness=True, with_guests=True)
+    complete = host.scan(with_users=True, with_readiness=True, with_guests=True, with_health=True)
     names = (*(str(device.address) for device in complete.devices), *vgpus)
     for name in names:
         domain = replace(EMPTY, hostdevs=(hostdev(name, managed=True),))

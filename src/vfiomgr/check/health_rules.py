@@ -1,0 +1,302 @@
+"""Rules about the devices that guests have: links, PCIe errors, power, and devices that are gone.
+
+Each takes the devices that it is about; without them, it is about all that are for guests. Checks
+of hosts and domains and the node agent use the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.pci.model import pci_device
+from vfiomgr.snapshot.health import carriers, hops, path_to
+from vfiomgr.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.health import DeviceHealth, Hop, Rise
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    Devices = Iterable[PciDevice] | None
+
+_RESEAT = "reseat the card, and replace its riser or cable"
+_SLOW_READINGS = 10
+"""Readings without a faster link of a GPU after which its speed is reported."""
+_D3COLD = "D3cold"
+_AWAKE = frozenset({"active", "error"})
+"""A function in D3cold that is awake or failed to wake up lost its power."""
+_OF_TRANSACTIONS = frozenset({"NonFatalErr"})
+"""Corrected errors that are none of the link (advisory non-fatal errors, PCIe 6.0, 6.2.3.2.4)."""
+_UNREAD = "regular readings (vfiomgr layout watch --enforce makes them)"
+
+
+OF_DEVICES = (
+    *("narrow-link", "slow-link", "narrow-slot", "link-down", "stuck-in-d3cold"),
+    *("corrected-errors", "fatal-errors", "nonfatal-errors"),
+)
+"""The identifiers of `findings`."""
+
+
+def findings(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
+    """Report all that is wrong with devices that are there."""
+    for find in (links, down_links, no_power):
+        yield from find(host, devices)
+    if host.health is not None:
+        yield from corrected_errors(host, host.health, devices)
+        yield from uncorrected_errors(host, host.health, devices)
+
+
+def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
+    """Report links with fewer lanes or a lower speed than both of their ends support."""
+    found = {hop.port.address: hop for d in carriers(host, devices) for hop in hops(host, d)}
+    for hop in found.values():
+        width, best = hop.width, hop.best_width
+        if hop.is_narrow:
+            why = f"both ends support {best} lanes: the guest gets {width}/{best} of the bandwidth"
+            yield _worse(host, hop, "narrow-link", f"has {width} of {best} lanes", why)
+        if hop.is_slow and not (hop.is_of_gpu and _slow_readings(host, hop) < _SLOW_READINGS):
+            yield _worse(host, hop, "slow-link", f"runs at {_speeds(hop)}", _slow(host, hop))
+        own, port = hop.of_below.max_width, hop.of_port.max_width
+        if hop.is_of_gpu and own is not None and port is not None and port < own:
+            yield finding(
+                "narrow-slot",
+                "info",
+                f"the slot of {hop.device} has {counted(port, 'lane')}, the card supports {own}",
+                (*_shown(hop.port, "max", hop), *_shown(hop.below, "max", hop)),
+                "the guest transfers data to and from the card more slowly",
+                "use a slot with more lanes, or set the lanes of the slot (bifurcation) in the "
+                "firmware setup",
+                subject=hop.device,
+            )
+
+
+def _slow_readings(host: HostSnapshot, hop: Hop) -> int:
+    known = None if host.health is None else host.health.worse_link(hop.port.address)
+    return 0 if known is None else known.readings
+
+
+def _slow(host: HostSnapshot, hop: Hop) -> str:
+    if not hop.is_of_gpu:
+        return "it keeps its speed when it is idle, so both ends should use the highest"
+    return (
+        f"it was slower in {_slow_readings(host, hop)} readings; a GPU lowers the speed when it is "
+        "idle, so compare while the guest uses it"
+    )
+
+
+def _speeds(hop: Hop) -> str:
+    return f"{hop.speed:g} of {hop.best_speed:g} GT/s"
+
+
+def _worse(host: HostSnapshot, hop: Hop, rule: str, what: str, why: str) -> Diagnostic:
+    is_speed = rule == "slow-link"
+    is_certain = not (is_speed and hop.is_of_gpu)
+    above = f" (on the way to {hop.device})" if hop.below is not hop.device else ""
+    generation = "the PCIe generation" if is_speed else "the lanes (bifurcation)"
+    return finding(
+        rule,
+        "warning" if is_certain else "info",
+        f"the PCIe link between {hop.port.address} and {hop.below}{above} {what}",
+        (
+            *_shown(hop.port, "current", hop),
+            *_shown(hop.port, "max", hop),
+            *_shown(hop.below, "max", hop),
+            _since(host.health, hop),
+        ),
+        why,
+        f"{_RESEAT}; check {generation} of the slot in the firmware setup; then power-cycle the "
+        "host, which negotiates the link again",
+        subject=hop.device,
+    )
+
+
+def _shown(device: PciDevice, which: str, hop: Hop) -> list[str]:
+    link = hop.of_port if device is hop.port else hop.of_below
+    width, speed = (getattr(link, f"{'max_' * (which == 'max')}{n}") for n in ("width", "speed"))
+    lanes = "unknown" if width is None else f"x{width}"
+    at = "unknown" if speed is None else f"{speed:g} GT/s"
+    return [f"{pci_device(device.address)}/{which}_link_width: {lanes}, {which}_link_speed: {at}"]
+
+
+def _since(health: DeviceHealth | None, hop: Hop) -> str:
+    known = None if health is None else health.worse_link(hop.port.address)
+    if known is None or known.width != hop.width:
+        return f"since when is unknown without {_UNREAD}"
+    return f"since {known.seconds:.0f} s after boot, in {counted(known.readings, 'reading')}"
+
+
+def down_links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
+    """Report functions whose link is down (`current_link_width` 0, pcie_get_width_cap)."""
+    for device in carriers(host, devices):
+        link = host.link_of(device.address)
+        if link is not None and link.width is None:
+            yield finding(
+                "link-down",
+                "warning",
+                f"the PCIe link of {device} is down",
+                (f"{pci_device(device.address)}/current_link_width is 0",),
+                "neither the host nor a guest reaches the device",
+                "reseat the device, or power-cycle the host",
+                subject=device,
+            )
+
+
+def lost_power(device: PciDevice) -> bool:
+    """Whether a function does not wake up from D3cold."""
+    return device.power_state == _D3COLD and device.runtime_status in _AWAKE
+
+
+def no_power(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
+    """Report functions that do not wake up from D3cold."""
+    for device in _functions(host, devices):
+        if lost_power(device):
+            yield finding(
+                "stuck-in-d3cold",
+                "warning",
+                f"{device.address} does not wake up from D3cold",
+                (
+                    f"{pci_device(device.address)}/power_state: {device.power_state}",
+                    f"{pci_device(device.address)}/power/runtime_status: {device.runtime_status}",
+                ),
+                "its port did not turn its power on again, so no guest can use it",
+                f"power-cycle the host; then: vfiomgr bind {device.address} --no-d3cold",
+                subject=device,
+            )
+
+
+def corrected_errors(
+    host: HostSnapshot, health: DeviceHealth, devices: Devices = None
+) -> Iterator[Diagnostic]:
+    """Report functions, and ports above them, with too many corrected errors.
+
+    A root port counts the messages of functions that the kernel did not find (aer_isr_one_error in
+    drivers/pci/pcie/aer.c).
+    """
+    ways = [path_to(host, device) for device in _functions(host, devices)]
+    flooded = {
+        each.address: each for way in ways for each in way if health.is_flooded(each.address)
+    }
+    for address, device in flooded.items():
+        behind = [way[-1] for way in ways if device in way]
+        yield _corrected(device, behind, health.rise(address), _kinds(health, address), "has")
+    for root in {way[0].address: way[0] for way in ways if len(way) > 1}.values():
+        behind = [way[-1] for way in ways if way[0] is root]
+        is_known = any(each.address in flooded for way in ways if way[0] is root for each in way)
+        if not is_known and health.is_flooded(root.address, "reported"):
+            yield _corrected(root, behind, health.rise(root.address, "reported"), (), "received")
+
+
+def _functions(host: HostSnapshot, devices: Devices) -> list[PciDevice]:
+    return [each for device in carriers(host, devices) for each in host.slot(device)]
+
+
+def _kinds(health: DeviceHealth, address: PciAddress) -> tuple[str, ...]:
+    counters = health.now.of(address)
+    return () if counters is None else counters.kinds
+
+
+def _corrected(
+    device: PciDevice,
+    behind: list[PciDevice],
+    rise: Rise | None,
+    kinds: tuple[str, ...],
+    verb: str,
+) -> Diagnostic:
+    assert rise is not None  # noqa: S101 - it has counters
+    names = {text.partition(" ")[0] for text in kinds}
+    file = "aer_dev_correctable" if verb == "has" else "aer_rootport_total_err_cor"
+    why = "the link repeats what it transfers; a bad contact, riser or cable, or power saving"
+    if names and names <= _OF_TRANSACTIONS:
+        why = "the device reports requests that it does not support; its link has no errors"
+    others = ", ".join(str(one.address) for one in behind if one is not device)
+    rate = f"{rise.per_minute or 0.0:.0f} corrected PCIe errors per minute"
+    return finding(
+        "corrected-errors",
+        "warning",
+        f"{device} {verb} {rate}{' on average since boot' if rise.is_since_boot else ''}",
+        (
+            f"{pci_device(device.address)}/{file}: {_over(rise)}",
+            *((f"errors by kind since boot: {', '.join(kinds)}",) if kinds else ()),
+            *((f"devices for guests below it: {others}",) if others else ()),
+        ),
+        why,
+        f"{_RESEAT}, or select a lower PCIe generation for its slot in the firmware setup; if the "
+        "errors come while it is idle: pcie_aspm=off",
+        subject=device,
+    )
+
+
+def _over(rise: Rise) -> str:
+    if rise.is_since_boot:
+        at = "" if rise.seconds is None else f" {rise.seconds:.0f} s ago"
+        return f"{rise.count} since boot{at}; no earlier reading"
+    return f"{rise.count} more than {rise.seconds or 0:.0f} s ago"
+
+
+def uncorrected_errors(
+    host: HostSnapshot, health: DeviceHealth, devices: Devices = None
+) -> Iterator[Diagnostic]:
+    """Report errors that the hardware could not correct: new ones, or those since boot."""
+    ways = (path_to(host, device) for device in _functions(host, devices))
+    for device in {each.address: each for way in ways for each in way}.values():
+        for kind, word in (("fatal", "fatal"), ("nonfatal", "non-fatal")):
+            rise = health.rise(device.address, kind)
+            if rise is None or not rise.count:
+                continue
+            if rise.is_since_boot and kind == "nonfatal" and device.is_bridge:
+                continue  # when the host starts, it looks for devices that do not exist
+            kinds = _kinds(health, device.address)
+            since = "since boot" if rise.is_since_boot else f"in the last {rise.seconds or 0:.0f} s"
+            yield finding(
+                f"{kind}-errors",
+                "info" if rise.is_since_boot else "warning",
+                f"{device} had {counted(rise.count, f'{word} PCIe error')} {since}",
+                (
+                    f"{pci_device(device.address)}/aer_dev_{kind}: {_over(rise)}",
+                    *((f"errors by kind since boot: {', '.join(kinds)}",) if kinds else ()),
+                ),
+                "a transfer failed: the guest may have lost data, or the device"
+                if not rise.is_since_boot
+                else "some devices report errors when the host starts; new ones matter",
+                f"check whether the guest still uses the device; {_RESEAT} if it happens again; "
+                "the kernel log has each error: vfiomgr explain --log",
+                subject=device,
+            )
+
+
+def gone(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report devices of this boot that are gone: bound by vfiomgr, or read regularly."""
+    boot = host.kernel.boot_id
+    bound = (o.device.address for o in host.origins if o.boot_id == boot)
+    record = None if host.health is None else host.health.before
+    read = () if record is None else record.known
+    there = {device.address for device in host.devices}
+    for address in sorted({*bound, *read} - there):
+        if any(d.index_of_function(address) is not None for d in host.devices):
+            continue  # a virtual function, which is removed with a number
+        yield finding(
+            "device-gone",
+            "warning",
+            f"{address} was there in this boot and is gone",
+            (f"{pci_device(address)} does not exist",),
+            "it was removed, or it lost its link or power; its guest lost it too",
+            "check the kernel log of its port (pciehp, DPC): vfiomgr explain --log; rescan: "
+            "echo 1 > /sys/bus/pci/rescan; if it stays away, power-cycle the host",
+            subject=address,
+        )
+
+
+def unread(host: HostSnapshot) -> Iterator[str]:
+    """What the rules about errors cannot tell."""
+    health = host.health
+    if not carriers(host):
+        return
+    if health is None:
+        yield "links and PCIe errors of devices for guests: not in the snapshot"
+    elif not any(map(health.now.of, (device.address for device in carriers(host)))):
+        yield "PCIe errors: no device for guests has counters (AER is off, or of the firmware)"
+    elif health.base is None:
+        yield f"present rates of PCIe errors: only the numbers since boot, without {_UNREAD}"

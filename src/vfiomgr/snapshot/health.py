@@ -1,0 +1,281 @@
+"""The links and PCIe errors of the devices that guests have, and what was read of them before.
+
+A link is compared with what both of its ends support: PCIe 6.0, 4.2.7, negotiates the highest speed
+and width that they share. A link keeps its width; GPUs lower the speed of theirs while they are
+idle, as their drivers in guests decide, so one reading shows nothing about it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.documents.text import parse_json
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.host.owners import NotARecord, read_own
+from vfiomgr.paths import RUNTIME
+from vfiomgr.pci.capabilities import PciLink, read_links
+from vfiomgr.pci.error_counters import HealthFacts, read_error_kinds
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.model import HostSnapshot
+
+RECORD = RUNTIME / "health.json"
+"""What processes that run regularly have read in this boot."""
+_LIMIT = 1 << 20
+INTERVAL = 60.0
+"""Seconds between two readings of which the difference is a rate."""
+MOST_PER_MINUTE, QUIET_PER_MINUTE = 8.0, 1.0
+"""Corrected errors per minute from which on a link is faulty, and below which it no longer is.
+
+NVIDIA allows 8 replays per minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE of DCGM).
+"""
+
+
+class WorseLink(Value):
+    """A link that has been worse than both ends support in each reading since a moment."""
+
+    port: PciAddress
+    """The port above it."""
+    width: int | None
+    """Lanes in use."""
+    speed: float | None
+    """The highest one of these readings."""
+    seconds: float
+    """The first such reading, in seconds since boot."""
+    readings: int = 1
+    """How many there were."""
+
+
+class HealthRecord(Value):
+    """What regular readings of a boot found."""
+
+    boot_id: str
+    """The boot of the kernel."""
+    readings: tuple[HealthFacts, ...] = ()
+    """The last two that are at least `INTERVAL` apart, the older one first."""
+    links: tuple[WorseLink, ...] = ()
+    """The links that were worse than both ends support."""
+    known: tuple[PciAddress, ...] = ()
+    """The functions for guests of any reading."""
+    flooded: tuple[PciAddress, ...] = ()
+    """The functions with too many corrected errors at the last reading."""
+
+
+class Rise(Value):
+    """The number of errors in a time; that since boot if there is no earlier reading."""
+
+    count: int
+    seconds: float | None
+    is_since_boot: bool = False
+
+    @property
+    def per_minute(self) -> float | None:
+        """The mean; None if the time is unknown, or too short for one."""
+        if self.seconds is None or self.seconds < INTERVAL:
+            return None
+        return self.count * 60 / self.seconds
+
+
+class DeviceHealth(Value, dict=True):
+    """The error counters of physical functions, ports among them."""
+
+    now: HealthFacts
+    """The counters as they were read."""
+    before: HealthRecord | None = None
+    """What regular readings of this boot found; None without any."""
+
+    @cached_property
+    def base(self) -> HealthFacts | None:
+        """The last earlier reading that is long enough ago."""
+        for reading in reversed(self.before.readings if self.before is not None else ()):
+            if None not in (now := self.now.seconds, then := reading.seconds):
+                assert now is not None and then is not None  # noqa: S101, PT018 - for mypy
+                if now - then >= INTERVAL:
+                    return reading
+        return None
+
+    def rise(self, address: PciAddress, kind: str = "correctable") -> Rise | None:
+        """The errors of a kind since the last reading; None for a function without counters.
+
+        The counters of a function that was added again begin with 0.
+        """
+        count: int | None = getattr(self.now.of(address), kind, None)
+        if count is None:
+            return None
+        earlier = None if self.base is None else self.base.of(address)
+        past: int | None = getattr(earlier, kind, None)
+        if self.base is None or self.base.seconds is None or self.now.seconds is None:
+            return Rise(count, self.now.seconds, is_since_boot=True)
+        new = count if past is None or past > count else count - past
+        return Rise(new, self.now.seconds - self.base.seconds)
+
+    def is_flooded(self, address: PciAddress, kind: str = "correctable") -> bool:
+        """Whether a function has too many errors, or had and still is not quiet."""
+        found = self.rise(address, kind)
+        rate = None if found is None else found.per_minute
+        was = self.before is not None and address in self.before.flooded
+        return rate is not None and rate >= (QUIET_PER_MINUTE if was else MOST_PER_MINUTE)
+
+    def noted(self) -> HealthRecord:
+        """The record with the present errors."""
+        record = self.before or HealthRecord("")
+        readings, now = record.readings, self.now.seconds or 0.0
+        if not readings or now - (readings[-1].seconds or 0.0) >= INTERVAL:
+            readings = (*readings[-1:], self.now)
+        flooded = (each.address for each in self.now.functions if self.is_flooded(each.address))
+        return replace(record, readings=readings, flooded=tuple(flooded))
+
+    def worse_link(self, port: PciAddress) -> WorseLink | None:
+        """What regular readings found about the link below a port."""
+        known = self.before.links if self.before is not None else ()
+        return next((link for link in known if link.port == port), None)
+
+
+class Hop(Value):
+    """A link between a port and the function below it, on the way to a device."""
+
+    device: PciDevice
+    """The device at the end of the way."""
+    port: PciDevice
+    below: PciDevice
+    of_port: PciLink
+    of_below: PciLink
+    is_of_gpu: bool
+    """Whether the lower end is a GPU or a switch of its card, and lowers the speed when idle."""
+
+    @property
+    def width(self) -> int | None:
+        """The lanes in use, as either end shows them."""
+        return min(filter(None, (self.of_port.width, self.of_below.width)), default=None)
+
+    @property
+    def speed(self) -> float | None:
+        """GT/s now, as either end shows it."""
+        return min(filter(None, (self.of_port.speed, self.of_below.speed)), default=None)
+
+    @property
+    def best_width(self) -> int | None:
+        """The lanes that both ends support."""
+        ends = (self.of_port.max_width, self.of_below.max_width)
+        return None if None in ends else min(filter(None, ends))
+
+    @property
+    def best_speed(self) -> float | None:
+        """The speed that both ends support."""
+        ends = (self.of_port.max_speed, self.of_below.max_speed)
+        return None if None in ends else min(filter(None, ends))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it has fewer lanes than both ends support.
+
+        Drivers of the host may turn off lanes to save power (r600_set_pcie_lanes of radeon, the
+        PCIe levels of amdgpu).
+        """
+        may_save = self.below.driver in ("amdgpu", "radeon")
+        return not may_save and self.width is not None and self.width < (self.best_width or 0)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is slower than both ends support."""
+        return self.speed is not None and self.speed < (self.best_speed or 0)
+
+
+def path_to(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
+    """The bridges above a device, the uppermost first, and itself."""
+    above = map(host.device_named, filter(is_address, device.bridges))
+    return [*(bridge for bridge in above if bridge is not None), device]
+
+
+def hops(host: HostSnapshot, device: PciDevice) -> Iterator[Hop]:
+    """The links on the way to a device of which both ends are awake, the lowest first.
+
+    A switch has a port that leads up above each port that leads down, and no link between them.
+    """
+    way = [*path_to(host, device)][::-1]
+    is_gpu = any(one.is_graphics_or_accelerator for one in host.slot(device))
+    for below, port in zip(way[::2], way[1::2], strict=False):
+        of_port, of_below = host.link_of(port.address), host.link_of(below.address)
+        if of_port is not None and of_below is not None:
+            is_own = is_gpu and below.vendor_id == device.vendor_id
+            yield Hop(device, port, below, of_port, of_below, is_own)
+
+
+def carriers(host: HostSnapshot, devices: Iterable[PciDevice] | None = None) -> list[PciDevice]:
+    """The physical functions with the links of devices for guests, one of each slot: its GPU.
+
+    Without `devices` these are all functions for guests and those with vGPUs.
+    """
+    if devices is None:
+        vgpus = host.vgpus.carriers
+        devices = (d for d in host.devices if d.is_for_guests or str(d.address) in vgpus)
+    found: dict[tuple[int, int, int], PciDevice] = {}
+    for device in devices:
+        physical = host.device_named(str(device.physical_function or "")) or device
+        known = found.setdefault(physical.address.slot, physical)
+        if physical.is_graphics_or_accelerator and not known.is_graphics_or_accelerator:
+            found[physical.address.slot] = physical
+    return list(found.values())
+
+
+def read_health(tree: HostTree, host: HostSnapshot) -> DeviceHealth:
+    """Read the counters and the record of this boot; no device is woken."""
+    watched = (device.address for device in host.devices if device.physical_function is None)
+    record = _read_record(tree)
+    is_of_boot = record is not None and record.boot_id == host.kernel.boot_id
+    return DeviceHealth(read_error_kinds(tree, watched), record if is_of_boot else None)
+
+
+def _read_record(tree: HostTree) -> HealthRecord | None:
+    """The record; None if there is none, or if it is not one of this version of vfiomgr."""
+    try:
+        return from_jsonable(HealthRecord, parse_json(read_own(tree, RECORD, _LIMIT).decode()))
+    except (OSError, NotARecord, ValueError, VfiomgrError, RecursionError):
+        return None
+
+
+def noted(host: HostSnapshot) -> HealthRecord:
+    """The record with the present reading; the links of functions that sleep stay as they were."""
+    health = host.health or DeviceHealth(HealthFacts())
+    record, now = health.noted(), health.now.seconds or 0.0
+    seen = {hop.port.address: hop for device in carriers(host) for hop in hops(host, device)}
+    links = [link for link in record.links if link.port not in seen]
+    for port, hop in seen.items():
+        known = health.worse_link(port)
+        if not (hop.is_narrow or hop.is_slow):
+            continue
+        if known is None or known.width != hop.width:
+            links.append(WorseLink(port, hop.width, hop.speed, now))
+        else:
+            speed = max(filter(None, (known.speed, hop.speed)), default=None)
+            links.append(replace(known, speed=speed, readings=known.readings + 1))
+    own = (each.address for device in carriers(host) for each in host.slot(device))
+    return replace(
+        record,
+        boot_id=host.kernel.boot_id or "",
+        links=tuple(links),
+        known=tuple(sorted({*record.known, *own})),
+    )
+
+
+def keep_health(tree: HostTree, host: HostSnapshot) -> None:
+    """Read links and counters, and write the record with them, for later checks of this boot.
+
+    Raises:
+        HostError: the record cannot be written.
+
+    """
+    now = replace(host, links=read_links(tree, host.devices), health=read_health(tree, host))
+    tree.make_directory(RUNTIME)
+    data = msgspec.json.format(msgspec.json.encode(to_jsonable(noted(now)))) + b"\n"
+    tree.replace(RECORD, data, durable=False)
