@@ -30,7 +30,7 @@ _AWAKE = frozenset({"active", "error"})
 """A function in D3cold that is awake or failed to wake up lost its power."""
 _OF_TRANSACTIONS = frozenset({"NonFatalErr"})
 """Corrected errors that are none of the link (advisory non-fatal errors, PCIe 6.0, 6.2.3.2.4)."""
-_UNREAD = "regular readings (vfiomgr layout watch --enforce makes them)"
+_UNREAD = "regular readings (vfiomgr metrics install)"
 
 
 OF_DEVICES = (

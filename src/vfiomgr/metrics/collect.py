@@ -19,6 +19,7 @@ from vfiomgr.metrics.timer import LOCK
 from vfiomgr.pci.error_counters import read_health
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.snapshot.health import keep_health
 from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def collect(source: HostSource) -> tuple[HostSnapshot, CheckFacts]:
     request = drift.layout_request(source)
     host = source.scan(
         with_readiness=True,
-        with_links=True,
+        with_health=True,
         with_resets=request is not None and request.needs_resets,
     )
     report = check(host)
@@ -67,11 +68,20 @@ def _known(source: HostSource) -> tuple[KnownDevice, ...] | None:
 
 
 def remember(source: HostSource, host: HostSnapshot, facts: CheckFacts) -> None:
-    """Add new devices of this host to its record; those that are missing stay in it."""
-    if facts.known_devices is None:
-        return
+    """Add new devices of this host to its record; those that are missing stay in it.
+
+    Links and errors of devices are noted too, for later checks.
+    """
+    if facts.known_devices is not None:
+        _remember_devices(source, host, facts.known_devices)
+    keep_health(source.files, host)
+
+
+def _remember_devices(
+    source: HostSource, host: HostSnapshot, before: tuple[KnownDevice, ...]
+) -> None:
     known = {device.address: device for device in known_devices(measured_devices(host))}
-    known |= {device.address: device for device in facts.known_devices}
+    known |= {device.address: device for device in before}
     text = render_known_devices(known.values())
     try:
         if source.files.read_text(DEVICES) != text:

@@ -10,7 +10,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import sealed
 from vfiomgr.expressions import expression
 from vfiomgr.metrics.model import DEVICES
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
 
@@ -74,7 +74,7 @@ def _is_directory(tree: HostTree, path: HostPath) -> bool:
 def render_service(program: str, output: HostPath) -> str:
     """Render the unit that writes the metrics once.
 
-    It changes nothing else but the record of devices, so the host is read-only for it.
+    It changes nothing else but its records of devices, so the host is read-only for it.
 
     Raises:
         Refusal: a unit cannot contain the path of the program.
@@ -96,6 +96,8 @@ ProtectKernelModules=yes
 ProtectKernelTunables=yes
 ReadWritePaths=
 ReadWritePaths={output.parent}
+RuntimeDirectory={RUNTIME.name}
+RuntimeDirectoryPreserve=yes
 SystemCallFilter=~@module
 """)
 

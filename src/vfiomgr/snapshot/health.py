@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import parse_json
-from vfiomgr.errors import VfiomgrError
+from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.capabilities import PciLink, read_links
@@ -276,6 +276,10 @@ def keep_health(tree: HostTree, host: HostSnapshot) -> None:
 
     """
     now = replace(host, links=read_links(tree, host.devices), health=read_health(tree, host))
-    tree.make_directory(RUNTIME)
     data = msgspec.json.format(msgspec.json.encode(to_jsonable(noted(now)))) + b"\n"
-    tree.replace(RECORD, data, durable=False)
+    try:
+        tree.make_directory(RUNTIME)
+        tree.replace(RECORD, data, durable=False)
+    except OSError as error:
+        message = f"cannot write {RECORD}: {error.strerror}"
+        raise HostError(message, "run the command as root, e.g. with sudo") from error

@@ -14,7 +14,7 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot import health
-from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
