@@ -63,11 +63,6 @@ class Request:
     """Whether it only changes files, so that a root without a kernel is sufficient."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
-    needs_readiness: ClassVar[bool] = False
-    """Whether notes of a plan that is only shown depend on what a check of the host reads.
-
-    A change does not read it: each fact more is one more read that can hang.
-    """
     has_long_journal: ClassVar[bool] = False
     """Whether journals of its runs are kept longer, because other requests read them."""
     deferred_types: ClassVar[dict[str, str]] = {}
@@ -94,6 +89,14 @@ class Request:
     @property
     def needs_resets(self) -> bool:
         """Whether the reset capabilities of functions are read."""
+        return False
+
+    @property
+    def needs_readiness(self) -> bool:
+        """Whether notes of a plan that is only shown depend on what a check of the host reads.
+
+        A change does not read it: each fact more is one more read that can hang.
+        """
         return False
 
     @property

@@ -14,6 +14,7 @@ from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
+from vfiomgr.layout import adopt
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.messages.known import first_address
@@ -38,7 +39,14 @@ from vfiomgr.persistence.installed_layout import (
     render_watch,
     shell_command,
 )
-from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
+from vfiomgr.persistence.model import (
+    DRIVERCTL,
+    UNIT,
+    PersistedBinding,
+    parse_rule,
+    render_rule,
+    rule_file,
+)
 from vfiomgr.persistence.steps import ReplaceFile, bindings, replaced
 from vfiomgr.persistence.systems import lost_rules
 from vfiomgr.units import counted
@@ -80,16 +88,18 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     services = _services(host, request)
     before = _without_own_rules(host)
     rules = _rules(host, before, request)
+    taken_over = _driverctl_entries(before, rules) if request.apply.adopt else ()
     refuse_if_any(lost_rules(host, rules.targets))
     kept = persistence_plan.exchange(
         host, rules.wanted, request.program, rebuild=request.update_initramfs
     )
-    meanwhile, after = _records(host, name, rules.written)
+    meanwhile, after = _records(host, name, (*rules.written, *taken_over))
     steps: list[Step] = [
         *replaced(host, RECORD, meanwhile),
         *replaced(host, FILE, request.text),
         *persistence_plan.unswept(host, kept.steps),
         *kept.steps,
+        *(step for entry in taken_over for step in replaced(host, entry.path, None)),
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
         *(step for path, text in services.items() for step in replaced(host, path, text)),
     ]
@@ -98,10 +108,15 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
         steps=tuple(steps),
         locks=(LOCK, *kept.locks),
         notes=(
-            *persistence_plan.notes_on(before, rules.targets),
-            *_settings_notes(host, rules.with_settings),
-            *_replacing_notes(host, rules.written),
+            *persistence_plan.notes_on(_without(before, taken_over), rules.targets),
+            *_settings_notes(_without(host, taken_over), rules.with_settings),
+            *_replacing_notes(host, (*rules.written, *taken_over)),
             *kept.notes,
+            *(
+                adopt.binders(host, {device.address for device in rules.targets})
+                if request.apply.adopt
+                else ()
+            ),
             *_service_notes(host, request, is_changed=bool(steps)),
             *dict.fromkeys(one.summary for one in found),
             *_difference_notes(request, len(compared.differences), is_busy=bool(found)),
@@ -120,6 +135,7 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     kept = persistence_plan.exchange(
         host, bindings(before), program, rebuild=request.update_initramfs
     )
+    entries = [r for r in installed.rules if r.path.startswith(DRIVERCTL)] if installed else []
     removed = [
         path for path in (*reversed(SERVICES), FILE, RECORD) if host.files.text(path) is not None
     ]
@@ -133,6 +149,11 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
             *(step for path in services for step in replaced(host, path, None)),
             *persistence_plan.unswept(host, kept.steps),
             *kept.steps,
+            *(
+                ReplaceFile(entry.path, None, entry.before)
+                for entry in entries
+                if host.files.text(entry.path) is None
+            ),
             *(step for path in files for step in replaced(host, path, None)),
         ),
         locks=(LOCK, *kept.locks),
@@ -207,6 +228,22 @@ def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> 
     return _Rules(wanted, tuple(written), tuple(targets), tuple(with_settings))
 
 
+def _driverctl_entries(before: HostSnapshot, rules: _Rules) -> tuple[WrittenRule, ...]:
+    """The entries of driverctl that the layout's rules replace until it is uninstalled."""
+    functions = {device.address for device in (*rules.targets, *rules.with_settings)}
+    return tuple(
+        WrittenRule(entry.file.path, None, entry.file.text)
+        for entry in before.files.driverctl_overrides
+        if entry.address in functions
+    )
+
+
+def _without(host: HostSnapshot, entries: Iterable[WrittenRule]) -> HostSnapshot:
+    gone = {entry.path for entry in entries}
+    texts = tuple(file for file in host.files.texts if file.path not in gone)
+    return replace(host, files=replace(host.files, texts=texts))
+
+
 def _has_settings(bind: Bind) -> bool:
     """Whether a function must leave its host driver for its device settings to be recorded."""
     return bind.reset_method is not None or bind.no_d3cold
@@ -234,7 +271,7 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
         )
     name, allow = request.apply.name, _kept_allowances(request)
     return {
-        BOOT: render_boot(request.program, name, allow),
+        BOOT: render_boot(request.program, name, allow, adopt=request.apply.adopt),
         WATCH: render_watch(request.program, name, allow) if request.enforce else None,
         WANTED: render_wanted(with_watch=request.enforce),
     }
@@ -282,7 +319,8 @@ def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iter
     for rule in written:
         if rule.before is not None and host.files.text(rule.path) == rule.before:
             does = "is removed" if rule.is_absence else "is replaced by the layout's"
-            yield f"{rule.path} of bind --persist {does} until vfiomgr layout uninstall"
+            whose = "driverctl" if rule.path.startswith(DRIVERCTL) else "bind --persist"
+            yield f"{rule.path} of {whose} {does} until vfiomgr layout uninstall"
 
 
 def _difference_notes(request: InstallLayout, differences: int, *, is_busy: bool) -> Iterator[str]:
@@ -306,6 +344,8 @@ def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterat
             )
         return
     for rule in installed.rules:
+        if rule.path.startswith(DRIVERCTL):
+            continue  # an entry that was added since belongs to driverctl
         now = host.files.text(rule.path)
         if now not in (None, rule.before) and not rule.is_as_written(now):
             yield (

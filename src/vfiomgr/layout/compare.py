@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
 from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.layout import functions, vgpus
+from vfiomgr.layout import adopt, functions, vgpus
 from vfiomgr.layout.model import (
     HostRule,
     OnDemandRule,
@@ -421,6 +421,7 @@ def plan_of(
         notes=(
             *distinct(note for part in parts for note in part.plan.notes),
             *(() if request.only else functions.on_demand_notes(host, request.layout)),
+            *(_binders(host, request) if request.adopt else ()),
         ),
         alternatives=distinct(one for part in parts for one in part.plan.alternatives),
         already=(_already(right, len(parts)),) if right else (),
@@ -431,6 +432,11 @@ def plan_of(
         ),
         parallel_groups=(*numbers, *(max(numbers, default=0) + 1 for _ in leftovers)),
     )
+
+
+def _binders(host: HostSnapshot, request: ApplyLayout) -> Iterator[str]:
+    claims = select(host, request.layout).claims
+    return adopt.binders(host, passed_through(host, claims))
 
 
 def compare(
@@ -582,7 +588,8 @@ def _leftovers(
     for name in checkpoint.begun:
         vgpu, file = there.get(name), MARKS / name
         before, after = marks.get(file), None if vgpu is None else mark_of(vgpu)
-        if file not in written and before != after:
+        is_marked = bool(before and after and before.startswith(after))  # perhaps as adopted
+        if file not in written and before != after and not is_marked:
             yield ReplaceFile(file if vgpu is None else mark_file(vgpu), before, after)
     settings = {step.device.address for step in steps if isinstance(step, SetAutoprobe)}
     for found in checkpoint.functions:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import Override
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, wrong_version
 from vfiomgr.documents.text import source_of, text_of
@@ -34,6 +36,8 @@ class ApplyLayout(Value):
     """The name of the layout, if the file has several."""
     allow: frozenset[Override] = frozenset()
     """Safety checks to override; the error message names them."""
+    adopt: bool = False
+    """Record vGPUs that others created and that fit the layout as vfiomgr's own."""
 
     def request(self, host: HostSource) -> requests.ApplyLayout:
         """The request for a host.
@@ -45,7 +49,8 @@ class ApplyLayout(Value):
         """
         path = os.fspath(self.file)
         text = text_of(path, "the layout file")
-        return layout_of_text(host, text, source_of(path), self.layout, self.allow)
+        found = layout_of_text(host, text, source_of(path), self.layout, self.allow)
+        return replace(found, adopt=self.adopt)
 
 
 def layout_of_text(

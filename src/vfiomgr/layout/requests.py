@@ -55,6 +55,8 @@ class ApplyLayout(Request, Value):
     allow: frozenset[Override] = frozenset()
     only: tuple[str, ...] = ()
     """Only these parts, by the device that they are listed under."""
+    adopt: bool = False
+    """Record vGPUs that others created and that fit the layout as vfiomgr's own."""
     kind: ClassVar[str] = "apply-layout"
     has_long_journal: ClassVar[bool] = True
     deferred_types: ClassVar[dict[str, str]] = _DEFERRED
@@ -71,6 +73,11 @@ class ApplyLayout(Request, Value):
     def needs_serials(self) -> bool:
         """Whether a rule selects devices by serial number."""
         return self.layout.selects_by_serial
+
+    @property
+    def needs_readiness(self) -> bool:
+        """Whether a plan names what else binds its functions at boot."""
+        return self.adopt
 
     @property
     def named_types(self) -> frozenset[str] | None:

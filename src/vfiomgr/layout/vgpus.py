@@ -16,6 +16,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
+from vfiomgr.layout import adopt
 from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, use_of
 from vfiomgr.passthrough import guards
@@ -247,12 +248,14 @@ def _most(gpu: Gpu, kind: VgpuType) -> int:
 
 
 def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
-    names = [one.name for one in shares.surplus if not case.host.vgpus.is_own(one)]
-    if names:
-        label, command = case.claim.label, f"vfiomgr vgpu remove {' '.join(names)}"
+    foreign = [one for one in shares.surplus if not case.host.vgpus.is_own(one)]
+    if foreign:
+        label = case.claim.label
+        command = f"vfiomgr vgpu remove {' '.join(one.name for one in foreign)}"
+        named = ", ".join(f"{one.name} ({one.type_name or one.type})" for one in foreign)
         text = f"{label} does not include these vGPUs, and vfiomgr did not create them"
         remedy = f"add them to the layout, or remove them if they are not needed: {command}"
-        yield blocker("unmanaged-vgpus", label, f"{text}: {', '.join(names)}", remedy)
+        yield blocker("unmanaged-vgpus", label, f"{text}: {named}", remedy)
 
 
 def _taken_names(
@@ -368,6 +371,7 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
     absent = wanted.difference(gpu.name for gpu in known) if rule.vgpus else ()
     shares = shared_out(case, rule, known)
     waits = bool(shares.surplus and shares.missing)
+    adopted = [one for _, one in shares.kept] if case.request.adopt else []
 
     def planned() -> Plan:
         for name in absent:
@@ -379,10 +383,12 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
             _without_surplus(case, shares),
             _with_missing(host, rule, shares),
             plan_kept(case, shares.kept),
+            adopt.adoption(host, adopted, case.checkpoint.begun),
         )
         return together(host, "", parts)
 
-    part = attempt(names[0], planned, tuple(_differences(shares, known, names)))
+    found = (*_differences(shares, known, names), *adopt.differences(host, known, adopted))
+    part = attempt(names[0], planned, found)
     requests = " and ".join(map(_told, rule.vgpus))
     return replace(
         part,

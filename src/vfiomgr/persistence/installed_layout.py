@@ -107,9 +107,9 @@ def parse_record(text: str | None) -> InstalledLayout | None:
         return None
 
 
-def boot_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
+def boot_command(name: str | None, allow: tuple[str, ...] = (), *, adopt: bool = False) -> str:
     """The arguments that apply the installed layout at boot, as a unit has them."""
-    return f"apply {FILE}{_choosing(name)}{_allowing(allow)}"
+    return f"apply {FILE}{_choosing(name)}{_allowing(allow)}{' --adopt' if adopt else ''}"
 
 
 def shell_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
@@ -118,7 +118,9 @@ def shell_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
     return f"vfiomgr apply {FILE}{choosing}{_allowing(allow)}"
 
 
-def render_boot(program: str, name: str | None, allow: tuple[str, ...] = ()) -> str:
+def render_boot(
+    program: str, name: str | None, allow: tuple[str, ...] = (), *, adopt: bool = False
+) -> str:
     """Render the unit for the boot: after udev settles, before services that use devices.
 
     The unit runs `udevadm settle` itself, because systemd-udev-settle.service is deprecated.
@@ -138,7 +140,7 @@ Before={_BEFORE}
 Type=oneshot
 RemainAfterExit=yes
 ExecStartPre=-udevadm settle --timeout={SETTLE}
-ExecStart={require_plain(program)} {boot_command(name, allow)}
+ExecStart={require_plain(program)} {boot_command(name, allow, adopt=adopt)}
 {SANDBOX}""")
 
 

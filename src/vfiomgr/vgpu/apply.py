@@ -22,6 +22,7 @@ from vfiomgr.vgpu import facts, reader
 from vfiomgr.vgpu.model import counted_places, is_same_text
 from vfiomgr.vgpu.nvidia_smi import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.steps import (
+    AdoptVgpu,
     CreateMdev,
     ModeStep,
     RemoveMdev,
@@ -140,6 +141,29 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
         reader.unmark(tree, step.device.address)
     else:
         reader.disclaim(tree, step.device.address)
+
+
+@performs(AdoptVgpu)
+def adopt(tree: HostTree, step: AdoptVgpu) -> None:
+    """Record that a vGPU is vfiomgr's own, or that it is not; the vGPU is not changed.
+
+    Raises:
+        HostError: the function has another type now, or the record cannot be written.
+
+    """
+    require_same_device(tree, step.device)
+    address = step.device.address
+    if not step.after:
+        reader.disclaim(tree, address)
+        return
+    found = facts.read_current(tree, pci_device(address))
+    if found != str(step.type):
+        message = f"cannot adopt the vGPU of type {step.type} on {address}: its type is {found}"
+        raise HostError(message, "run the command again; list the vGPUs with: vfiomgr vgpu list")
+    reader.claim(tree, address, step.type)
+    if not reader.is_made(tree, str(address), str(step.type)):
+        message = f"cannot record the vGPU on {address} as vfiomgr's own"
+        raise HostError(message, "check that /run is writable")
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:

@@ -296,6 +296,14 @@ def mark_of(vgpu: Vgpu) -> str:
     return f"{vgpu.parent} {vgpu.type}\n"
 
 
+def adoption_mark(vgpu: Vgpu, creator: str) -> str:
+    """The mark of a vGPU that someone else created."""
+    return f"{mark_of(vgpu)}{_ADOPTED}{creator}\n"
+
+
+_ADOPTED = "adopted from "
+
+
 class InstanceProfile(Value):
     """A kind of GPU instance of a GPU."""
 
@@ -474,11 +482,21 @@ class VgpuFacts(
         return self._types_by_gpu.get(gpu, ())
 
     def is_own(self, vgpu: Vgpu) -> bool:
-        """Whether vfiomgr created it; False for a virtual function that was recreated since."""
+        """Whether vfiomgr created or adopted it; False for a function that was recreated since."""
         if vgpu.uuid is None and vgpu.name not in self.made_functions:
             return False
+        return bool(self._mark(vgpu))
+
+    def adopted_from(self, vgpu: Vgpu) -> str | None:
+        """Who created a vGPU that vfiomgr adopted; None for others."""
+        _, _, creator = self._mark(vgpu).partition(_ADOPTED)
+        return creator.strip() or None if self.is_own(vgpu) else None
+
+    def _mark(self, vgpu: Vgpu) -> str:
+        """The mark of a vGPU of this parent and type; empty if there is none."""
         file, text = mark_file(vgpu), mark_of(vgpu)
-        return any((mark.path, mark.text) == (file, text) for mark in self.marks)
+        found = (mark.text for mark in self.marks if mark.path == file)
+        return next((mark for mark in found if mark.startswith(text)), "")
 
     def is_vendor_function(self, device: PciDevice) -> bool:
         """Whether a function goes to guests from the vendor's own driver, as a vGPU."""

@@ -84,7 +84,7 @@ def _read_marks(tree: HostTree) -> tuple[TextFile, ...]:
 
 def _read_made(tree: HostTree, vgpus: Iterable[Vgpu]) -> tuple[str, ...]:
     """The virtual functions that still have the type set by vfiomgr."""
-    names = (v.name for v in vgpus if v.uuid is None and _is_made(tree, v.name, v.type))
+    names = (v.name for v in vgpus if v.uuid is None and is_made(tree, v.name, v.type))
     return tuple(names)
 
 
@@ -106,7 +106,8 @@ def disclaim(tree: HostTree, address: PciAddress) -> None:
             tree.remove(_MADE / str(address))
 
 
-def _is_made(tree: HostTree, name: str, type_id: str) -> bool:
+def is_made(tree: HostTree, name: str, type_id: str) -> bool:
+    """Whether the record of a function says that vfiomgr set or adopted its type."""
     noted = tree.read_text(_MADE / name)
     return bool(noted) and noted == _incarnation(tree, name, type_id)
 

@@ -229,6 +229,25 @@ class SetVgpuType(Exchange, Value):
         return (echo(str(self.after), target),)
 
 
+class AdoptVgpu(Exchange, Value):
+    """Record who has a vGPU on a virtual function; the states are whether it is vfiomgr."""
+
+    device: DeviceIdentity
+    type: int
+    before: bool
+    after: bool
+    kind: ClassVar[str] = "adopt-vgpu"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        whose = "vfiomgr's own" if self.after else "not created by vfiomgr"
+        return f"{self.device.address}: record its vGPU of type {self.type} as {whose}"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return nothing: the record is vfiomgr's own."""
+        return ()
+
+
 @reports_undo(SetVgpuType)
 def removed_vgpu(host: HostSnapshot, step: SetVgpuType) -> UndoEffects:
     """The vGPU that the step created, if it exists."""

@@ -24,7 +24,7 @@ from tests.unit.layout.test_watch_command import Ending
 from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import STATE
+from vfiomgr.paths import PCI_DEVICES, STATE
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.source import HostSource
@@ -74,6 +74,21 @@ vgpu-configs:
   - devices: [0]
     vgpu-devices: {X-1: 1}
 """
+
+
+FLEET = """\
+version: vfiomgr/v1
+layouts:
+  fleet:
+    devices:
+      - {{select: {{id: 10de:26b9}}, state: vgpu, vgpus: {}}}
+"""
+
+
+def create_vgpus_by_hand(place: Place) -> None:
+    """One on each GPU, as a script does it."""
+    for function in ("0000:21:00.4", "0000:41:00.4"):
+        place.kernel.write(PCI_DEVICES / function / "nvidia/current_vgpu_type", "1150")
 
 
 def cut_off(place: Place) -> None:
@@ -428,6 +443,23 @@ HOST_SCENARIOS = (
         files=LAYOUT,
         keeps=True,
         journals={"apply-layout": "apply-layout"},
+    ),
+    Scenario(
+        "apply",
+        """
+        apply fewer.yaml --adopt
+        plan fleet.yaml --adopt
+        apply fleet.yaml --adopt
+        vgpu list
+        """,
+        two_l40s_host,
+        files={
+            "fleet.yaml": FLEET.format("[{type: L40S-4Q, per_gpu: 1}]"),
+            "fewer.yaml": FLEET.format("[{type: L40S-4Q, count: 1}]"),
+        },
+        prepare=create_vgpus_by_hand,
+        case="adopt",
+        journals={"apply-layout-adopt": "apply-layout"},
     ),
     Scenario(
         "apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going", in_json=True

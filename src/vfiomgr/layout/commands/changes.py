@@ -93,8 +93,16 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(function, file, layout_option, allow_option(*OVERRIDES))
 
 
+adopt_option = click.option(
+    "--adopt",
+    is_flag=True,
+    help="Record vGPUs of other tools that fit the layout as vfiomgr's own, and name these tools.",
+)
+
+
 @click.command("plan")
 @of_layout
+@adopt_option
 @click.option(
     "--output",
     "out",
@@ -105,7 +113,13 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 @session_options(*READING)
 @pass_session
 def plan(
-    session: Session, *, file: str, name: str | None, allow: tuple[Override, ...], out: str | None
+    session: Session,
+    *,
+    file: str,
+    name: str | None,
+    allow: tuple[Override, ...],
+    adopt: bool,
+    out: str | None,
 ) -> None:
     """Show how the host differs from FILE and what `apply` would do.
 
@@ -113,11 +127,12 @@ def plan(
     Examples:
       vfiomgr plan host.yaml
       vfiomgr plan fleet.yaml --layout kata-node --output today.json
+      vfiomgr plan fleet.yaml --layout kata-node --adopt
       vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
     """
     library = host_of(session)
     runs = tell_of_cut_off_runs(session)
-    request = ApplyLayout(file, name, frozenset(allow)).request(session)
+    request = ApplyLayout(file, name, frozenset(allow), adopt).request(session)
     host = library.facts_for(request)
     earlier = tuple(interrupted(request, runs, host, library.files))
     checkpoint = cast("LayoutCheckpoint | None", inherited(earlier))
@@ -138,6 +153,7 @@ def plan(
 
 @click.command("apply")
 @of_layout
+@adopt_option
 @click.option("--keep-going", is_flag=True, help="Apply as much as possible, even if a part fails.")
 @session_options(*CHANGING)
 @pass_session
@@ -147,27 +163,33 @@ def apply(
     file: str,
     name: str | None,
     allow: tuple[Override, ...],
+    adopt: bool,
     keep_going: bool,
 ) -> int:
     """Apply the layout in FILE, or a plan saved with --output.
 
     Devices already in the desired state are left alone. The layout is applied entirely or not at
-    all: it is refused if it cannot be applied, and rolled back if a step fails.
+    all: it is refused if it cannot be applied, and rolled back if a step fails. With --adopt, vGPUs
+    that other tools created and that fit the layout count as vfiomgr's own; they are not changed,
+    and one that does not fit is never removed.
 
     \b
     Examples:
       vfiomgr apply host.yaml
       vfiomgr apply fleet.yaml --layout kata-node --dry-run
+      vfiomgr apply fleet.yaml --layout kata-node --adopt
       vfiomgr apply today.json
       vfiomgr layout export | vfiomgr apply -
     """
     text = text_of(file, "the layout file")
     reviewed = _reviewed(text, source_of(file))
-    if reviewed is not None and (name is not None or keep_going or allow):
-        option = "--layout" if name else "--keep-going" if keep_going else "--allow"
+    given = {"--layout": name, "--keep-going": keep_going, "--allow": allow, "--adopt": adopt}
+    option = next((option for option, value in given.items() if value), None)
+    if reviewed is not None and option is not None:
         forbid_together("a plan", option, "a saved plan already contains these choices")
     if reviewed is None:
         request = layout_of_text(session, text, source_of(file), name, frozenset(allow))
+        request = replace(request, adopt=adopt)
     else:
         request = reviewed.request
     if session.dry_run:

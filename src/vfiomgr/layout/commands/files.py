@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
 @click.option(
     "--enforce", is_flag=True, help="Also correct drift after the boot (layout watch --enforce)."
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Replace driverctl's entries for its devices, and adopt vGPUs at boot (apply --adopt).",
+)
 @update_initramfs_option
 @session_options(*CHANGING)
 @pass_session
@@ -60,6 +66,7 @@ def install(
     name: str | None,
     allow: tuple[Override, ...],
     enforce: bool,
+    adopt: bool,
     update_initramfs: bool,
 ) -> None:
     """Install a layout, to apply it at each boot.
@@ -74,9 +81,11 @@ def install(
       vfiomgr layout install host.yaml
       vfiomgr layout install fleet.yaml --layout kata-node --dry-run
       vfiomgr layout install host.yaml --enforce --update-initramfs
+      vfiomgr layout install fleet.yaml --layout kata-node --adopt
     """
     text = text_of(file, "the layout file")
     applied = layout_of_text(session, text, source_of(file), name, frozenset(allow))
+    applied = replace(applied, adopt=adopt)
     request = InstallLayout(
         applied,
         text,

@@ -109,6 +109,7 @@ def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
         "name": vgpu.name,
         **facts,
         "made_by_vfiomgr": host.vgpus.is_own(vgpu),
+        "adopted_from": host.vgpus.adopted_from(vgpu),
         "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
         **_share(host, vgpu),
         "pod": host.pod_of(vgpu),
@@ -126,6 +127,13 @@ def _share(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
     return {"gpu": device.physical_function, "quotas": shown}
 
 
+def _creator(host: HostSnapshot, vgpu: Vgpu) -> str:
+    if not host.vgpus.is_own(vgpu):
+        return "-"
+    creator = host.vgpus.adopted_from(vgpu)
+    return {None: "vfiomgr", "unknown": "adopted"}.get(creator, f"adopted ({creator})")
+
+
 def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
     kind, start, _ = next(_definitions(host, vgpu), (None, None, None))
     return (
@@ -136,6 +144,6 @@ def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
         or_dash(vgpu.iommu_group),
         or_dash(vgpu.driver),
         or_dash(start) if kind in (None, vgpu.type) else f"as {kind}",
-        "vfiomgr" if host.vgpus.is_own(vgpu) else "-",
+        _creator(host, vgpu),
         _used_by(host, vgpu),
     )
