@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import agent, binding, claims, commands, laboratory, simulation
+from benchmarks import agent, binding, claims, commands, fleet, laboratory, simulation
 from benchmarks.table import render
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def main() -> int:
         "claims": lambda: claims.measure(options.trees),
         "binding": lambda: binding.measure(options.trees),
         "simulation": lambda: simulation.measure(options.trees),
+        "fleet": lambda: fleet.measure(options.trees),
     }
     if options.lab:
         parts = {"laboratory": lambda: laboratory.measure(options.rounds, options.bind_rounds)}
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--only",
         action="append",
-        choices=("commands", "agent", "claims", "binding", "simulation"),
+        choices=("commands", "agent", "claims", "binding", "simulation", "fleet"),
         help="measure this part (all)",
     )
     parser.add_argument(

@@ -63,6 +63,14 @@ def _rules_name_their_findings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What vfiomgr keeps in the user's cache directory is not that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def kernel(tmp_path: Path) -> FakeKernel:
     """A workstation whose kernel reacts."""

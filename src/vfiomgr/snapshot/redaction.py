@@ -87,11 +87,17 @@ class Redaction:
         self._numbers: dict[str, int] = {}
         self._by_name: dict[str, str] = {}
         self._has_ids = False
-        for name in names:
-            self._numbered("host", name)
+        known = tuple(names)
+        for name in known:
+            self._numbered("host", name)  # before short names, which may be those of other hosts
+        for name in known:
+            self.host(name)
 
     def __call__(self, document: dict[str, Any]) -> dict[str, Any]:
         """A snapshot as `to_document` returns it, with replacements."""
+        name = (document.get("created") or {}).get("host_name")
+        if name:
+            self.host(name)
         for kind, name in _named_in(document):
             self._numbered(kind, name)
         kept = {*(document.get("pci_drivers") or ()), *(document.get("vfio_modules") or ())}
@@ -102,6 +108,12 @@ class Redaction:
             bare = self._without_secrets(value) if key == _COMMAND_LINE else value
             found[key] = self._replaced(bare, names if key in _PERSONAL else None)
         return found
+
+    def host(self, name: str) -> str:
+        """The replacement of the name of a host, and of its short name."""
+        new = self._numbered("host", name)
+        self._known.setdefault(("host", name.partition(".")[0]), new)
+        return new
 
     def _replaced(self, value: Any, names: re.Pattern[str] | None) -> Any:  # noqa: ANN401 - of JSON
         if isinstance(value, str):
@@ -199,10 +211,7 @@ _NAMES = ("host", "guest", "namespace", "pod", "user")
 
 
 def _named_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names of the host, guests, pods and users in a snapshot, with their kind."""
-    yield from (
-        ("host", name) for name in names_of((document.get("created") or {}).get("host_name"))
-    )
+    """The names of guests, pods and users in a snapshot, with their kind."""
     for user in document.get("users") or ():
         if user.get("guest"):
             yield "guest", user["guest"]
@@ -216,12 +225,6 @@ def _named_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     homes = (name for text in _texts(document) for name in _HOME.findall(text))
     users = (name for name in (*_users(document), *homes) if name not in _SYSTEM_USERS)
     yield from (("user", name) for name in users)
-
-
-def names_of(host: str | None) -> Iterator[str]:
-    """The name of a host, long and short."""
-    if host:
-        yield from dict.fromkeys((host, host.partition(".")[0]))
 
 
 def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401 - of JSON

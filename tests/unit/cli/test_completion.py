@@ -48,6 +48,7 @@ FREE_TEXT = {
     "--guest-bus": "a number",
     "--hard-limit": "a size",
     "--heads": "a number",
+    "--hugepages": "a size",
     "--image": "an image of some registry",
     "--kata-version": "a release, which need not be installed",
     "--kernel-arguments": "arguments of the guest's kernel",

@@ -184,6 +184,11 @@ def _place(tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch) -> N
     (place / "pods.yaml").write_text(POD)
     for name in ("host.json", "worker-1.json", "worker-2.json", "dgx.json"):
         (place / name).write_text(recording)
+    for directory in ("snapshots", "before", "after"):
+        (place / directory).mkdir()
+        for number in ("01", "07"):
+            (place / directory / f"gpu{number}.json").write_text(recording)
+    (place / "reserved.yaml").write_text("version: vfiomgr/v1\nreservations: []\n")
     monkeypatch.chdir(place)
     monkeypatch.setenv("VFIOMGR_DRY_RUN", "1")
     monkeypatch.setenv("VFIOMGR_CONNECT", "test:///default")

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.conftest import GOLDEN
 from tests.unit.golden.cases import HOST_SCENARIOS
 from tests.unit.golden.container_cases import CONTAINER_SCENARIOS, KATA_SCENARIOS
+from tests.unit.golden.fleet_cases import FLEET_SCENARIOS
 from tests.unit.golden.libvirt_cases import LIBVIRT_SCENARIOS
 from tests.unit.golden.transcripts import (
     WIDTH,
@@ -41,6 +42,7 @@ SCENARIOS = (
     *LIBVIRT_SCENARIOS,
     *KATA_SCENARIOS,
     *CONTAINER_SCENARIOS,
+    *FLEET_SCENARIOS,
 )
 
 

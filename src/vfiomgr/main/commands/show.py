@@ -29,7 +29,7 @@ from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.filters import group_cell
 from vfiomgr.snapshot.hardware import without_requester_ids
 from vfiomgr.snapshot.named import find_device
-from vfiomgr.snapshot.redaction import Redaction, names_of
+from vfiomgr.snapshot.redaction import Redaction
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import GIB, MIB, is_uuid
 from vfiomgr.vgpu.commands.active import show_active
@@ -390,9 +390,7 @@ def snapshot(session: Session, *, redact: bool) -> None:
         with_desktop=True,
         with_cores=True,
     )
-    created = session.created
-    redaction = Redaction(names_of(created.host_name)) if redact else None
-    text = write_snapshot(host, redaction, created)
+    text = write_snapshot(host, Redaction() if redact else None, session.created)
     if session.format == "yaml":
         print_yaml(json.loads(text))
     else:

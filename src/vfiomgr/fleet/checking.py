@@ -1,0 +1,73 @@
+"""The rules of `vfiomgr check` for each host of a fleet, summarized by rule; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.plan import check
+from vfiomgr.diagnostic import SEVERITIES, Severity
+from vfiomgr.fleet.model import natural
+from vfiomgr.fleet.summary import name_of_file
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.snapshot.created import Created
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+class Finding(Value):
+    """The findings of a rule of one severity on a host."""
+
+    rule: str
+    severity: Severity
+    summary: str
+    """Of the first finding."""
+
+
+class HostReport(Value):
+    """What `check` finds on a host."""
+
+    name: str
+    time: str | None
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+    """Facts that decide the result and are not in the snapshot."""
+    path: str = ""
+    """The file of its snapshot."""
+
+
+class RuleSummary(Value):
+    """A rule that has findings on some hosts."""
+
+    rule: str
+    severity: Severity
+    hosts: tuple[str, ...]
+    summary: str
+    """The first finding, on the first of these hosts."""
+
+
+def report_of(host: HostSnapshot, created: Created, path: str) -> HostReport:
+    """What `check` finds on a host."""
+    report = check(host)
+    found: dict[tuple[str, Severity], Finding] = {}
+    for one in report.findings:
+        if one.severity != "ok":
+            finding = Finding(one.rule, one.severity, one.summary)
+            found.setdefault((one.rule, one.severity), finding)
+    name = created.host_name or name_of_file(path)
+    return HostReport(name, created.time, tuple(found.values()), report.unknown)
+
+
+def by_rule(reports: Iterable[HostReport]) -> tuple[RuleSummary, ...]:
+    """The findings of all hosts by rule, the most severe and most frequent first."""
+    found: dict[tuple[str, Severity], dict[str, str]] = {}
+    for report in reports:
+        for one in report.findings:
+            found.setdefault((one.rule, one.severity), {})[report.name] = one.summary
+    every = [
+        RuleSummary(rule, severity, tuple(sorted(of, key=natural)), of[min(of, key=natural)])
+        for (rule, severity), of in found.items()
+    ]
+    return tuple(sorted(every, key=lambda r: (SEVERITIES.index(r.severity), -len(r.hosts), r.rule)))

@@ -1,0 +1,87 @@
+"""What the commands of `vfiomgr fleet` have in common: the hosts of directories."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from vfiomgr.cli.options import complete_file
+from vfiomgr.cli.output import note
+from vfiomgr.errors import UsageError
+from vfiomgr.fleet.index import Index, files_in
+from vfiomgr.fleet.model import Fleet, HostSummary, fleet_of
+from vfiomgr.fleet.summary import summarize
+from vfiomgr.listing import first_of
+from vfiomgr.snapshot.created import FORM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.fleet.model import Dated
+
+_D = TypeVar("_D", bound="Dated")
+_NAMED = 5
+"""Unreadable files that are named; JSON has all."""
+_HOUR, _DAY = 3600, 86400
+
+
+def directories() -> Callable[[Any], Any]:
+    """The argument: directories with snapshots, or files."""
+    return click.argument(
+        "places", metavar="DIR...", nargs=-1, required=True, shell_complete=complete_file
+    )
+
+
+def hosts_of(places: Iterable[str], on_note: Callable[[str], None] = note) -> Fleet[HostSummary]:
+    """The hosts of directories."""
+    return read_fleet(places, "summary", HostSummary, summarize, on_note)
+
+
+def silent(_text: str) -> None:
+    """Note nothing: what is read twice, or while a shell completes a word."""
+
+
+def read_fleet(
+    places: Iterable[str],
+    kind: str,
+    form: type[_D],
+    derive: Any,  # noqa: ANN401 - the function of an `Index`
+    on_note: Callable[[str], None] = note,
+) -> Fleet[_D]:
+    """What is derived from the snapshots of directories; what cannot be read is noted.
+
+    Raises:
+        UsageError: there is no directory, or no snapshot in them.
+
+    """
+    files = files_in(places)
+    if not files:
+        message = f"no snapshots in {', '.join(places)} (files that end in .json or .json.gz)"
+        raise UsageError(message, "create one on each host: vfiomgr snapshot > HOST.json")
+    found: Fleet[_D] = fleet_of(Index(kind, form, derive, on_note).of(files))  # type: ignore[type-var]
+    shown, more = first_of([one.why for one in found.unreadable], _NAMED)
+    for text in (*shown, *more):
+        on_note(f"unknown host: {text}")
+    older = [f"{one.path} ({one.host})" for one in found.outdated]
+    shown, more = first_of(older, _NAMED)
+    if older:
+        on_note(f"older snapshots, not used: {', '.join((*shown, *more))}")
+    return found
+
+
+def now() -> float:
+    """Seconds since 1970."""
+    return time.time()
+
+
+def age(created: str | None) -> str:
+    """How old a snapshot is: `3 h`, `2 d`; a dash if unknown."""
+    if created is None:
+        return "-"
+    seconds = now() - calendar.timegm(time.strptime(created, FORM))
+    if seconds < _HOUR:
+        return f"{max(0, round(seconds / 60))} min"
+    return f"{round(seconds / _HOUR)} h" if seconds < 2 * _DAY else f"{round(seconds / _DAY)} d"

@@ -1,0 +1,188 @@
+"""What was derived from each file, kept in the user's cache directory: SQLite, a file a directory.
+
+An entry is used if the file has the same size, inode, and times of its change as before. A file
+that changed less than two seconds before it was read is read again the next time: its times could
+be the same after another change (Documentation/filesystems/multigrain-ts.rst).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from vfiomgr import __version__
+from vfiomgr.errors import UsageError, VfiomgrError
+from vfiomgr.fleet.model import Unreadable
+from vfiomgr.snapshot.document import load_dated
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from vfiomgr.snapshot.created import Created
+    from vfiomgr.snapshot.model import HostSnapshot
+
+    Derive = Callable[[HostSnapshot, Created, str], Value]
+
+_ENDINGS = (".json", ".json.gz")
+_LAYOUT = 1
+"""The version of the tables and of what is kept in them."""
+_TABLES = """\
+CREATE TABLE IF NOT EXISTS derived (
+    kind TEXT, file TEXT, stamp TEXT, value BLOB, PRIMARY KEY (kind, file)
+) WITHOUT ROWID
+"""
+_FRESH = 2_000_000_000
+"""Nanoseconds."""
+_MANY = 64
+"""Files that are worth a process for each processor."""
+_CHUNK = 16
+_D = TypeVar("_D", bound=Value)
+
+
+def files_in(places: Iterable[str]) -> list[str]:
+    """The files of snapshots: those named, and those of a directory that end in .json or .json.gz.
+
+    Raises:
+        UsageError: a place does not exist, or cannot be read.
+
+    """
+    found: list[str] = []
+    for place in places:
+        try:
+            names = sorted(os.listdir(place)) if os.path.isdir(place) else None
+            os.stat(place)
+        except OSError as error:
+            message = f"cannot read {place}: {error.strerror}"
+            raise UsageError(message, "name directories with outputs of vfiomgr snapshot") from None
+        if names is None:
+            found.append(place)
+        else:
+            kept = (n for n in names if n.endswith(_ENDINGS) and not n.startswith("."))
+            found += [os.path.join(place, name) for name in kept]
+    return list(dict.fromkeys(found))
+
+
+class Index(Generic[_D]):
+    """What `derive` makes of snapshots, by file; `kind` names it among others of a directory.
+
+    Without a writable cache directory, all files are read each time, which is said once.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        form: type[_D],
+        derive: Callable[[HostSnapshot, Created, str], _D],
+        on_note: Callable[[str], None],
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._kind = f"{kind} {__version__}"
+        self._read = msgspec.msgpack.Decoder(form).decode
+        self._derive = derive
+        self._note = on_note
+        self._now = now
+
+    def of(self, files: Sequence[str]) -> Iterator[tuple[str, _D | Unreadable]]:
+        """Each file, with what is derived from it."""
+        by_directory: dict[str, list[str]] = {}
+        for file in files:
+            by_directory.setdefault(os.path.dirname(file), []).append(os.path.basename(file))
+        for directory, names in by_directory.items():
+            with closing(self._opened(directory)) as database:
+                yield from self._in_directory(database, directory, names)
+
+    def _in_directory(
+        self, database: sqlite3.Connection, directory: str, names: list[str]
+    ) -> Iterator[tuple[str, _D | Unreadable]]:
+        query = "SELECT file, stamp, value FROM derived WHERE kind = ?"
+        known = {name: (s, v) for name, s, v in database.execute(query, (self._kind,))}
+        stamps = {name: _stamp(os.path.join(directory, name)) for name in names}
+        stale = [n for n in names if not stamps[n] or known.get(n, ("",))[0] != stamps[n]]
+        paths = [os.path.join(directory, name) for name in stale]
+        fresh = dict(zip(stale, _derived(self._derive, paths), strict=True))
+        settled = self._now() - _FRESH
+        kept = [
+            (self._kind, name, stamps[name], value)
+            for name, value in fresh.items()
+            if isinstance(value, bytes)
+            and stamps[name] == _stamp(os.path.join(directory, name))
+            and int(stamps[name].partition(" ")[0]) < settled
+        ]
+        absent = (n for n in known.keys() - stamps.keys() if not _stamp(os.path.join(directory, n)))
+        with suppress(sqlite3.OperationalError), database:  # another run writes, or no space
+            gone = [(self._kind, name) for name in absent]
+            database.executemany("DELETE FROM derived WHERE kind = ? AND file = ?", gone)
+            database.executemany("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", kept)
+        for name in names:
+            found = fresh[name] if name in fresh else known[name][1]
+            value = found if isinstance(found, Unreadable) else self._read(found)
+            yield os.path.join(directory, name), value
+
+    def _opened(self, directory: str) -> sqlite3.Connection:
+        digest = sha256(os.path.abspath(directory).encode()).hexdigest()[:16]
+        place = os.path.join(cache_directory(), f"{digest}.sqlite")
+        try:
+            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+            return _database(place)
+        except sqlite3.DatabaseError:  # damaged, or of another version of SQLite
+            with suppress(OSError, sqlite3.Error):
+                os.unlink(place)
+                return _database(place)
+        except OSError:
+            pass
+        self._note(f"cannot keep an index in {os.path.dirname(place)}: all files are read")
+        return _database(":memory:")
+
+
+def cache_directory() -> str:
+    """Where indexes are kept (XDG Base Directory Specification)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "vfiomgr", "fleet")
+
+
+def _database(place: str) -> sqlite3.Connection:
+    database = sqlite3.connect(place, timeout=5)
+    if place != ":memory:":
+        os.chmod(place, 0o600)
+    if database.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
+        database.execute("DROP TABLE IF EXISTS derived")
+        database.execute(f"PRAGMA user_version = {_LAYOUT}")
+    database.execute(_TABLES)
+    return database
+
+
+def _stamp(file: str) -> str:
+    """What changes with the content of a file; empty if there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ""
+    return f"{found.st_ctime_ns} {found.st_mtime_ns} {found.st_size} {found.st_ino}"
+
+
+def _derived(derive: Derive, files: Sequence[str]) -> Iterable[bytes | Unreadable]:
+    """What is derived from each file, on all processors if there are many files."""
+    one = partial(_derived_from, derive)
+    if len(files) < _MANY or (os.cpu_count() or 1) < 2:  # noqa: PLR2004 - processors
+        return map(one, files)
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - slow to import
+
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(one, files, chunksize=_CHUNK))
+
+
+def _derived_from(derive: Derive, file: str) -> bytes | Unreadable:
+    try:
+        return msgspec.msgpack.encode(derive(*load_dated(file), file))
+    except VfiomgrError as error:
+        return Unreadable(file, error.message)
+    except Exception as error:  # noqa: BLE001 - one damaged file may not hide the other hosts
+        return Unreadable(file, f"unexpected {type(error).__name__}: {error}")
