@@ -71,6 +71,10 @@ class HealthRecord(Value):
     """The functions with too many corrected errors at the last reading."""
 
 
+_OF_CARDS = {("1022", "1470"), ("1022", "1471")}
+"""Switches of graphics cards with another vendor's ID: Vega 10 PCIe Bridge (pci.ids)."""
+
+
 class Rise(Value):
     """The number of errors in a time; that since boot if there is no earlier reading."""
 
@@ -207,8 +211,9 @@ def hops(host: HostSnapshot, device: PciDevice) -> Iterator[Hop]:
     for below, port in zip(way[::2], way[1::2], strict=False):
         of_port, of_below = host.link_of(port.address), host.link_of(below.address)
         if of_port is not None and of_below is not None:
-            is_own = is_gpu and below.vendor_id == device.vendor_id
-            yield Hop(device, port, below, of_port, of_below, is_own)
+            ids = below.vendor_id, below.device_id
+            is_own = below.vendor_id == device.vendor_id or ids in _OF_CARDS
+            yield Hop(device, port, below, of_port, of_below, is_gpu and is_own)
 
 
 def carriers(host: HostSnapshot, devices: Iterable[PciDevice] | None = None) -> list[PciDevice]:
