@@ -30,6 +30,7 @@ _FUNCTIONS = ("/sys/bus/pci/devices/", "/sys/devices/pci", "close_range(")
         pytest.param(_TABLE, ("",), 13, id="list"),
         pytest.param(_EVERYTHING, _FUNCTIONS, 32, id="a function"),
         pytest.param(_EVERYTHING, ("",), 44, id="a function and its group"),
+        pytest.param(("metrics",), ("",), 48, id="metrics"),
     ],
 )
 def test_a_function_more_costs_few_system_calls(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.check import check
 from vfiomgr.errors import HostError, VfiomgrError
-from vfiomgr.metrics import drift
 from vfiomgr.metrics.facts import (
     known_devices,
     parse_known_devices,
@@ -16,14 +18,18 @@ from vfiomgr.metrics.facts import (
 from vfiomgr.metrics.model import DEVICES, CheckFacts
 from vfiomgr.metrics.samples import measured_devices
 from vfiomgr.metrics.timer import LOCK
+from vfiomgr.pci.capabilities import SLEEPING
 from vfiomgr.pci.error_counters import read_health
 from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.persistence.facts import read_named
+from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
 from vfiomgr.snapshot.health import keep_health
 from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
     from vfiomgr.metrics.model import KnownDevice
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.snapshot.values import Holder
@@ -35,28 +41,35 @@ def collect(source: HostSource) -> tuple[HostSnapshot, CheckFacts]:
     Therefore users of devices are only looked for among processes, and nvidia-smi is not run while
     a GPU of its driver sleeps.
     """
-    request = drift.layout_request(source)
-    host = source.scan(
-        with_readiness=True,
-        with_health=True,
-        with_resets=request is not None and request.needs_resets,
-    )
-    report = check(host)
-    if source.snapshot is not None:
-        return host, CheckFacts(report, layout=drift.layout_state(source, host, request))
-    devices = measured_devices(host)
-    holders: tuple[Holder, ...] = (*devices, *host.vgpus.active)
-    host = source.with_holders(host, {n for one in holders for n in host.guest_nodes(one)})
-    if host.vgpus.parents and not drift.is_nvidia_asleep(host):
-        host = with_gpu_modes(host, source.tree)
-    ports = {PciAddress.parse(name) for d in devices for name in d.bridges if is_address(name)}
-    return host, CheckFacts(
-        report,
-        read_health(source.tree, (*(device.address for device in devices), *sorted(ports))),
-        _known(source),
-        drift.layout_state(source, host, request),
-        read_units(source.tree),
-    )
+    is_live = source.snapshot is None
+    files = read_named(source.files, (FILE, RECORD)) if is_live else source.scan().files
+    layout, text = parse_record(files.text(RECORD)), files.text(FILE)
+    host = source.scan(with_readiness=True, with_health=True, with_resets=layout is not None)
+    facts, may_ask = CheckFacts(check(host)), not any(map(_is_nvidia_asleep, host.devices))
+    if is_live:
+        devices = measured_devices(host)
+        holders: tuple[Holder, ...] = (*devices, *host.vgpus.active)
+        host = source.with_holders(host, {n for one in holders for n in host.guest_nodes(one)})
+        if host.vgpus.parents and may_ask:
+            host = with_gpu_modes(host, source.tree)
+        ports = {PciAddress.parse(name) for d in devices for name in d.bridges if is_address(name)}
+        facts = replace(
+            facts,
+            errors=read_health(source.tree, (*(d.address for d in devices), *sorted(ports))),
+            known_devices=_known(source),
+            units=read_units(source.tree),
+        )
+    if layout is None or text is None:
+        return host, facts
+    drift = import_module("vfiomgr.metrics.drift")  # slow, by pydantic
+    has_modes = may_ask or not is_live
+    state = drift.layout_state(source, host, layout.name, text, has_modes=has_modes)
+    return host, replace(facts, layout=state)
+
+
+def _is_nvidia_asleep(device: PciDevice) -> bool:
+    """Whether nvidia-smi would wake a function."""
+    return device.driver == "nvidia" and device.runtime_status == SLEEPING
 
 
 def _known(source: HostSource) -> tuple[KnownDevice, ...] | None:

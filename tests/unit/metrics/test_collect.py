@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -238,3 +240,17 @@ def test_the_library_for_metrics_is_named_if_it_is_absent(
         answer = run(*words)
         assert answer.status == 2
         assert "cannot print metrics: the libraries of the extra 'node'" in answer.stderr
+
+
+def test_layouts_are_only_imported_if_one_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    program = (
+        "import sys; from vfiomgr.main.program import main; "
+        f"sys.argv = ['vfiomgr', '--root', {str(tmp_path)!r}, 'metrics']; main(); "
+        "sys.exit('pydantic' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "vfiomgr_build_info" in done.stdout
