@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import libvirt
@@ -9,6 +10,7 @@ import pytest
 
 from tests.integration import programs
 from tests.integration.installed import WHEELS, Built
+from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from tools.package.__main__ import build
 from vfiomgr.units import Version
 
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of a libvirt that is later than this one; `make test-releases` runs them."""
+    """Leave out tests of a libvirt that is later than this one; `make test-releases` runs them.
+
+    And those that take long, which `make lab-faults` runs.
+    """
     installed = Version.from_number(libvirt.getVersion())
-    later = [item for item in items if _first_libvirt(item) > installed]
-    if later:
-        items[:] = [item for item in items if item not in later]
-        config.hook.pytest_deselected(items=later)
+    excluded = [item for item in items if _first_libvirt(item) > installed]
+    if not os.environ.get(EVERY_MOMENT_VARIABLE):
+        excluded += [item for item in items if item.get_closest_marker("thorough")]
+    if excluded:
+        items[:] = [item for item in items if item not in excluded]
+        config.hook.pytest_deselected(items=excluded)
 
 
 def _first_libvirt(item: pytest.Item) -> Version:

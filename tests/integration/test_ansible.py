@@ -82,8 +82,13 @@ class Ansible:
 
 @pytest.fixture(scope="module")
 def ansible(tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """Ansible with the collection as `make package` builds it."""
-    found = Ansible(tmp_path_factory.mktemp("ansible"))
+    """Ansible with the collection."""
+    return installed_collection(tmp_path_factory.mktemp("ansible"))
+
+
+def installed_collection(place: Path) -> Ansible:
+    """Ansible in an empty directory, with the collection as `make package` builds it."""
+    found = Ansible(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
         built = build_collection(found.place)

@@ -29,8 +29,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
-    line = "thorough: takes long; only with --platform and for `make lab-faults`"
-    config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

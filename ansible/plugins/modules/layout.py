@@ -60,6 +60,12 @@ options:
       - reserved-region
       - vgpu-function
     default: []
+  adopt:
+    description:
+      - Record vGPUs of other tools that fit the layout as those of C(vfiomgr).
+      - With O(state=installed), also replace the entries of driverctl for its devices.
+    type: bool
+    default: false
   enforce:
     description:
       - With O(state=installed), also correct drift after the boot.
@@ -164,6 +170,7 @@ _ARGUMENTS = {
     "name": {"type": "str"},
     "fail_on_drift": {"type": "bool", "default": False},
     "allow": {"choices": cli.CHECKS, **cli.ALLOW},
+    "adopt": {"type": "bool", "default": False},
     "enforce": {"type": "bool", "default": False},
     "update_initramfs": {"type": "bool", "default": False},
 }
@@ -235,6 +242,8 @@ def main():
         ],
     )
     params = module.params
+    if params["fail_on_drift"] and params["state"] != "applied":
+        module.fail_json(msg="fail_on_drift requires state=applied")
     vfiomgr = cli.Vfiomgr(module)
     if params["state"] == "absent":
         arguments = cli.options(params, update_initramfs="--update-initramfs")
@@ -242,12 +251,13 @@ def main():
         module.exit_json(diff=cli.differences(document), **cli.result(document))
     file, data = _file(params)
     arguments = [file, *cli.options(params, name="--layout", allow="--allow")]
+    if params["fail_on_drift"]:
+        _assert_met(module, vfiomgr, arguments, data)
+    arguments += cli.options(params, adopt="--adopt")
     if params["state"] == "installed":
         arguments += cli.options(params, enforce="--enforce", update_initramfs="--update-initramfs")
         document = vfiomgr.change("layout", "install", *arguments, data=data)
         module.exit_json(diff=cli.differences(document), **cli.result(document))
-    if params["fail_on_drift"]:
-        _assert_met(module, vfiomgr, arguments, data)
     _apply(module, vfiomgr, arguments, data)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.fakes.faults import PowerCut
 from tests.unit.golden.cases import LAYOUT, cut_off
 from tests.unit.golden.hosts import UUID
 from tests.unit.golden.transcripts import Place, as_installed
+from vfiomgr.paths import RUNTIME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,9 +112,30 @@ def test_a_layout_is_installed_and_removed_once(play: Play, kernel: FakeKernel) 
     assert not play("layout", state="absent")["changed"]
 
 
-@pytest.mark.parametrize("parameters", [{}, {"content": GUESTS, "src": "/layout.yaml"}])
-def test_a_layout_has_one_source(play: Play, parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"content": GUESTS, "src": "/layout.yaml"},
+        {"content": GUESTS, "state": "installed", "fail_on_drift": True},
+    ],
+)
+def test_a_task_without_a_clear_meaning_fails(play: Play, parameters: dict[str, Any]) -> None:
     assert play("layout", **parameters)["failed"]
+
+
+def test_a_vgpu_of_another_tool_is_adopted(play: Play, kernel: FakeKernel) -> None:
+    play("vgpu", name=UUID, parent="mbochs", type="mbochs-small")
+    shutil.rmtree(kernel.locate(RUNTIME))
+    vgpus = [{"type": "mbochs-small", "count": 1}]
+    rule = {"select": {"parent": "mbochs"}, "state": "vgpu", "vgpus": vgpus}
+    content = {"version": "vfiomgr/v1", "layouts": {"guests": {"devices": [rule]}}}
+    assert not play("layout", content=content)["changed"]
+    assert play("layout", check=True, content=content, adopt=True)["changed"]
+    assert play("layout", content=content, adopt=True)["changed"]
+    assert not play("layout", content=content, adopt=True)["changed"]
+    (vgpu,) = play("host_info", gather=["vgpus"])["vgpus"]
+    assert (vgpu["name"], vgpu["made_by_vfiomgr"]) == (UUID, True)
 
 
 def test_devices_are_bound_and_unbound_once(play: Play, kernel: FakeKernel) -> None:
@@ -130,11 +153,12 @@ def test_devices_are_bound_and_unbound_once(play: Play, kernel: FakeKernel) -> N
 
 
 def test_options_of_a_bind_reach_the_host(play: Play, kernel: FakeKernel) -> None:
-    parameters: dict[str, Any] = {"devices": [GPU], "persist": True, "reset_method": "bus"}
+    parameters: dict[str, Any] = {"devices": [GPU], "persist": True, "reset_method": "flr"}
     parameters |= {"d3cold": False, "timeout": 20}
-    assert play("bind", **parameters)["changed"]
+    first = play("bind", **parameters)
+    assert first.get("changed"), first["msg"]
     assert not play("bind", **parameters)["changed"]
-    assert kernel.sysfs.get(f"/sys/bus/pci/devices/{GPU}/reset_method") == "bus"
+    assert kernel.sysfs.get(f"/sys/bus/pci/devices/{GPU}/reset_method") == "flr"
     rules = play("host_info", gather=["persistent"])["persistent"]
     assert [(one["address"], one["driver"]) for one in rules] == [
         (GPU, "vfio-pci"),
