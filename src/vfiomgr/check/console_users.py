@@ -8,6 +8,7 @@ from vfiomgr.desktop.card import (
     SOUND,
     DesktopCard,
     has_screen_driver,
+    is_keeper,
     is_of_manager,
     running_manager,
 )
@@ -156,7 +157,7 @@ def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnosti
         and user.guest is None
         and not is_of_manager(user, desktop)
     ]
-    keepers = [u for u in others if u.pid == 1 or u.unit == "systemd-logind.service"]
+    keepers = list(filter(is_keeper, others))
     ending = dict.fromkeys(user for user in others if user not in keepers)
     if ending:
         pids = " ".join(dict.fromkeys(str(user.pid) for user in ending))

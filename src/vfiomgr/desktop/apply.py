@@ -191,9 +191,12 @@ def set_console(tree: HostTree, step: SetConsole) -> None:
     verb = "attach" if step.after else "detach"
     why = f"{left[0]}/bind has not changed" if left else "no frame buffer has appeared"
     message = f"cannot {verb} the text console of {step.device.address}: {why}"
+    hint = "see dmesg"
+    if left:
+        hint += ", and check that the kernel has CONFIG_VT_HW_CONSOLE_BINDING"
     if not step.is_tolerant:
-        raise HostError(message, "see dmesg")
-    warnings.warn(f"{message}; see dmesg", stacklevel=2)
+        raise HostError(message, hint)
+    warnings.warn(f"{message}; {hint}", stacklevel=2)
 
 
 def _frame_buffer_consoles(tree: HostTree) -> Iterator[HostPath]:

@@ -11,7 +11,7 @@ from vfiomgr.users import desktop as programs
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
     from vfiomgr.users.model import DeviceUser
@@ -97,6 +97,22 @@ class DesktopCard(Value, dict=True):
     def shows_greeter(self, desktop: DesktopFacts) -> bool:
         """Whether a display manager would open the card again."""
         return self.device.is_boot_display or any(self.sessions(desktop))
+
+
+def is_of_desktop(host: HostSnapshot, functions: Iterable[PciDevice]) -> bool:
+    """Whether programs of the desktop use a display among functions, and nothing else uses them."""
+    functions = tuple(functions)
+    users = [user for device in functions for user in host.holders(device)]
+    return (
+        any(map(is_display, functions))
+        and bool(users)
+        and all(user.command in programs.KNOWN or is_keeper(user) for user in users)
+    )
+
+
+def is_keeper(user: DeviceUser) -> bool:
+    """Whether systemd keeps a card open for a session, until that ends."""
+    return user.pid == 1 or user.unit == "systemd-logind.service"
 
 
 def has_screen_driver(device: PciDevice) -> bool:

@@ -15,6 +15,7 @@ from vfiomgr.desktop.card import (
     DesktopCard,
     has_screen_driver,
     is_display,
+    is_keeper,
     is_of_manager,
     running_manager,
 )
@@ -102,7 +103,7 @@ def release_of(card: DesktopCard, *, end_sessions: bool) -> Release:
     sessions = list(card.sessions(desktop))
     if sessions and not end_sessions and _can_be_closed(card, desktop):
         closing = {user.pid for user in card.users if user.command in _CLOSING}
-        keeping = {user.pid for user in card.users if _is_keeper(user)}
+        keeping = {user.pid for user in card.users if is_keeper(user)}
         release = _with_users(release, closing | keeping)
         release = replace(release, is_announced=bool(closing | keeping))
     elif sessions or _is_served(card, desktop):
@@ -126,11 +127,6 @@ def _with_users(release: Release, pids: Iterable[int]) -> Release:
     return replace(release, users=release.users.union(pids))
 
 
-def _is_keeper(user: DeviceUser) -> bool:
-    """Whether systemd keeps a card open for a session, until that ends."""
-    return user.pid == 1 or user.unit == "systemd-logind.service"
-
-
 def _is_served(card: DesktopCard, desktop: DesktopFacts) -> bool:
     """Whether the display manager has the card open without a session, or would open it."""
     manager = running_manager(desktop)
@@ -143,7 +139,7 @@ def _can_be_closed(card: DesktopCard, desktop: DesktopFacts) -> bool:
     if card.device.is_boot_display or not _has_other_screen(card):
         return False
     return not any(is_of_manager(user, desktop) for user in card.users) and all(
-        user.command in _CLOSING or _is_keeper(user)
+        user.command in _CLOSING or is_keeper(user)
         for user in card.users
         if not user.node.startswith(SOUND) and user.command not in programs.NVIDIA_SERVICES
     )
@@ -171,7 +167,7 @@ def _with_sessions(
             if process.session is not None or is_program or not _stays(desktop, session):
                 pids.add(process.pid)
     pids.update(u.pid for u in release.card.users if is_of_manager(u, desktop))
-    pids.update(u.pid for u in release.card.users if _is_keeper(u) and sessions)
+    pids.update(u.pid for u in release.card.users if is_keeper(u) and sessions)
     return replace(
         _with_users(release, pids),
         units=distinct((*units, *release.units)),
@@ -254,7 +250,7 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
             "release-unknown",
             device,
             f"cannot tell what of the desktop uses {device}: {text}",
-            "make it readable, then run the command again as root of the host",
+            "run the command as root of the host; in a container, with its /proc, /run and /sys",
         )
     if device.framebuffers and not has_screen_driver(device):
         names = ", ".join(device.framebuffers)

@@ -8,16 +8,14 @@ from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import becomes_true, explaining
 from vfiomgr.errors import HostError
 from vfiomgr.laptop.steps import SetDiscreteGpu, SetGraphicsMux
+from vfiomgr.passthrough.replug import remove_same
 from vfiomgr.paths import PCI_DEVICES, PCI_RESCAN, HostPath
 from vfiomgr.pci.facts import read_identity
-from vfiomgr.pci.model import CLASS_DISPLAY, pci_device
+from vfiomgr.pci.model import CLASS_DISPLAY
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import DeviceIdentity
 
-_DEADLINE = 10.0
-"""Seconds for a GPU to leave its bus."""
 _SCANS, _PAUSE = 10, 1.0
 """How often the bus is scanned for a GPU that gets power, and seconds after each scan."""
 
@@ -42,7 +40,7 @@ def set_discrete_gpu(tree: HostTree, step: SetDiscreteGpu) -> None:
     """
     if not step.after:
         for device in reversed(step.functions):
-            _remove(tree, device)
+            remove_same(tree, device)
         _set(tree, step.path, value=True)
         return
     _set(tree, step.path, value=False)
@@ -67,26 +65,6 @@ def _is_there(tree: HostTree, step: SetDiscreteGpu) -> bool:
         for name in tree.children(PCI_DEVICES)
         if name not in names
     )
-
-
-def _remove(tree: HostTree, device: DeviceIdentity) -> None:
-    """Remove a function from the bus; its driver is unbound.
-
-    Raises:
-        HostError: it is still there, or another device is at its address.
-
-    """
-    found = read_identity(tree, device.address, with_serial=device.serial is not None)
-    if found is None:
-        return
-    if not found.is_same_as(device):
-        message = f"another device is at this address: {found} instead of {device}"
-        raise HostError(message, "check it with vfiomgr show, then run the command again")
-    directory = pci_device(device.address)
-    tree.write(directory / "remove", "1")
-    if not becomes_true(lambda: not tree.exists(directory), _DEADLINE):
-        message = f"cannot remove {device} from the PCI bus: it is still there"
-        raise HostError(message, "check dmesg for messages of its driver")
 
 
 def _set(tree: HostTree, path: str, *, value: bool) -> None:

@@ -23,6 +23,7 @@ from vfiomgr.engine.verified_write import becomes_true, explained, explaining, r
 from vfiomgr.errors import DeviceDamaged, HostError, WriteFailed
 from vfiomgr.host import udev
 from vfiomgr.passthrough.bars import set_sizes
+from vfiomgr.passthrough.replug import scan_again
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
@@ -57,6 +58,8 @@ NODE_DEADLINE = 10.0
 """Seconds. devtmpfs creates the node immediately; udev may take longer."""
 _QUEUE_DEADLINE = 200.0
 """Seconds for udevd to handle its events; it ends a handler after 180 (event_timeout)."""
+_PROBES = 2
+"""How often a driver is offered a display that returns, before the bus is scanned."""
 _UNSEEN_DEADLINE = 5.0
 """Seconds to wait if udevd cannot be asked, e.g. in a container without udevadm."""
 
@@ -270,7 +273,9 @@ def change_driver(tree: HostTree, step: ChangeDriver) -> None:
     if target.driver in (None, current):
         pass
     elif has_override:
-        _probe(tree, address, replace(target, driver_override=override))
+        returns = step.may_scan and not is_vfio_driver(target.driver)
+        now = replace(target, driver_override=override)
+        (_bring_back if returns else _probe)(tree, address, now)
     else:
         bind_by_id(tree, device, target)
     _verify_driver(tree, address, target.driver)
@@ -328,6 +333,30 @@ def _set_power_control(tree: HostTree, address: PciAddress, control: str) -> Non
 def _unbind(tree: HostTree, address: PciAddress) -> None:
     with explaining("unbind", str(address)):
         tree.write(pci_device(address) / "driver/unbind", str(address))
+
+
+def _bring_back(tree: HostTree, address: PciAddress, target: DriverState) -> None:
+    """Bind a display to the driver of the host, which may refuse what a guest left.
+
+    It is tried twice, then the function alone is removed from the bus and scanned again.
+
+    Raises:
+        HostError: the driver still refuses it, or it did not appear again.
+
+    """
+    causes: list[WriteFailed] = []
+    for _ in range(_PROBES):
+        try:
+            _probe(tree, address, target)
+        except WriteFailed as error:
+            causes.append(error)
+        if _driver(tree, address) is not None:
+            return
+    scan_again(tree, address)
+    if causes and _driver(tree, address) is None:
+        raise causes[-1]
+    text = f"{target.driver} refused {address} before it was removed from the bus and scanned again"
+    warnings.warn(text, stacklevel=2)
 
 
 def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.desktop.card import is_display
-from vfiomgr.desktop.plan import lock_for, returning_steps
+from vfiomgr.desktop.card import is_display, is_of_desktop
+from vfiomgr.desktop.plan import lock_for, record_of, returning_steps
 from vfiomgr.desktop.steps import RecordRelease
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
 from vfiomgr.engine.locks import device_lock
@@ -79,9 +79,16 @@ def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
 
 
 def reasons_to_refuse(
-    host: HostSnapshot, request: Bind, targets: Iterable[PciDevice], found: list[Diagnostic]
+    host: HostSnapshot, request: Bind, targets: Sequence[PciDevice], found: list[Diagnostic]
 ) -> list[Diagnostic]:
-    """The reasons to refuse a bind at the next boot, or a bind now, with --at-boot as a remedy."""
+    """The reasons to refuse a bind, with --release and --at-boot as remedies of a bind now."""
+    if not request.at_boot and is_of_desktop(host, targets):
+        (card, *_) = filter(is_display, targets)
+        release = Remedy(f"have the desktop release it: vfiomgr bind --release {card.address}")
+        found = [
+            replace(one, remedies=(*one.remedies, release)) if one.rule == "in-use" else one
+            for one in found
+        ]
     ending = [one for one in found if ends_at_reboot(host, one)]
     later = [one for one in found if one not in ending]
     if request.at_boot:
@@ -468,7 +475,8 @@ def _give_back(host: HostSnapshot, device: PciDevice) -> Iterable[Step]:
     if driver is not None and driver not in host.pci_drivers and origin.driver_module:
         yield LoadModule(origin.driver_module, driver)
     if not origin.state.is_met_by(before):
-        yield ChangeDriver(device.identity, before, origin.state)
+        is_released = record_of(host, device.address) is not None
+        yield ChangeDriver(device.identity, before, origin.state, may_scan=is_released)
     yield DropOriginalState(origin)
 
 

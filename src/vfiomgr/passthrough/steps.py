@@ -232,6 +232,8 @@ class ChangeDriver(_DriverStep, Exchange):
     """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
 
     after: DriverState
+    may_scan: bool = False
+    """Whether a function that its driver refuses is removed from the bus and scanned again."""
     kind: ClassVar[str] = "change-driver"
 
     def describe(self) -> str:

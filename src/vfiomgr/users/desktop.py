@@ -166,8 +166,9 @@ NVIDIA_SERVICES = {
     "nvidia-powerd": "nvidia-powerd.service",
 }
 """Services of NVIDIA's driver that keep a GPU open, by command."""
-_PROGRAMS = "programs of the desktop"
-_KNOWN = frozenset({*COMPOSITORS, *AUDIO, *DISPLAY_MANAGERS, *NVIDIA_SERVICES, "sshd"})
+_PROGRAMS, _SYSTEMD, _SSH = "programs of the desktop", "systemd", "sshd"
+KNOWN = frozenset({*COMPOSITORS, *AUDIO, *DISPLAY_MANAGERS, *NVIDIA_SERVICES})
+"""The programs of a desktop that use cards."""
 
 _PROC, _CLASS = HostPath("/proc"), HostPath("/sys/class")
 _MODULES = HostPath("/sys/module")
@@ -217,6 +218,11 @@ class _Reader:
             self.unread.append(f"{what}: cannot list {place}: {why}")
         return []
 
+    def names_of_systemd(self, place: HostPath, what: str) -> list[str]:
+        """The names in a directory that systemd makes; there is none with another PID 1."""
+        init = self.tree.read(_PROC / "1/comm") or _SYSTEMD
+        return [] if init != _SYSTEMD and not self.tree.exists(place) else self.names(place, what)
+
     def consoles(self) -> Iterator[VirtualConsole]:
         """The drivers of the text console (show_bind in drivers/tty/vt/vt.c)."""
         what, place = "virtual consoles", _CLASS / "vtconsole"
@@ -249,7 +255,7 @@ class _Reader:
     def sessions(self) -> Iterator[UserSession]:
         """The sessions of logind; beside each file, a pipe has its name with `.ref`."""
         what = "user sessions"
-        for name in self.names(_SESSIONS, what):
+        for name in self.names_of_systemd(_SESSIONS, what):
             if name.startswith(".") or name.endswith(".ref"):
                 continue
             text = self.tree.read(_SESSIONS / name)
@@ -288,7 +294,7 @@ class _Reader:
             return
         for pid in pids:
             command = self.tree.read(_PROC / pid / "comm") or ""
-            if command not in _KNOWN and int(pid) not in holders:
+            if command not in (*KNOWN, _SSH) and int(pid) not in holders:
                 continue
             cgroups = self.tree.read(_PROC / pid / "cgroup") or ""
             user, scope = _USER_SLICE.search(cgroups), _SESSION_SCOPE.search(cgroups)
@@ -311,10 +317,7 @@ class _Reader:
 
     def lingering(self) -> list[str]:
         """Users whose services linger (method_set_user_linger in src/login/logind-dbus.c)."""
-        above = self.tree.children(_LINGER.parent.parent)
-        if above and _LINGER.parent.name not in above:
-            return []  # no systemd has run on this host
-        return self.names(_LINGER, "lingering users")
+        return self.names_of_systemd(_LINGER, "lingering users")
 
     def user_sockets(self) -> set[str]:
         """The sockets for services of users (systemd.unit(5))."""
@@ -323,7 +326,7 @@ class _Reader:
 
     def ssh(self, processes: Collection[DesktopProcess]) -> bool | None:
         """Whether sshd runs, or systemd waits for it at its port."""
-        if any(process.command == "sshd" for process in processes):
+        if any(process.command == _SSH for process in processes):
             return True
         tables = [self.tree.read_text(_PROC / "net" / name) for name in ("tcp", "tcp6")]
         if any(_LISTENING.search(text or "") for text in tables):

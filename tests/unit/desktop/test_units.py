@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes import desktop as desktops
 from tests.fakes.live_desktop import LiveDesktop
+from tests.fakes.sysfs import reject
 from tests.unit.passthrough.test_release import (
     FIRST,
     RELEASE,
@@ -24,6 +26,7 @@ from vfiomgr.errors import RolledBack
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.fakes.drivers import Driver
     from tests.unit.conftest import Run
     from vfiomgr.engine.plan import Step
 
@@ -99,6 +102,47 @@ def test_a_session_that_begins_during_the_release_ends_it(tmp_path: Path) -> Non
         api.apply(replace(RELEASE, agreed=("2",)), tree=live.kernel, on_step=begin)
     assert live.log == ["stop gdm.service", "end session 2", "start gdm.service"]
     assert driver(live) == "amdgpu"
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 9])
+def test_a_driver_that_refuses_its_card_after_the_guest_gets_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """Once, until the bus is scanned, and for ever; the audio function is left alone."""
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    bind(live)
+    kernel, left = live.kernel, [refusals]
+    attach, plug = kernel.drivers._attach, kernel.plug
+
+    def refuse(driver: Driver, address: str) -> None:
+        if driver.name == "amdgpu" and left[0] > 0:
+            left[0] -= 1
+            reject(errno.EIO)
+        attach(driver, address)
+
+    def scanned(address: str) -> None:
+        left[0] = max(0, left[0] - 4)
+        plug(address)
+
+    monkeypatch.setattr(kernel.drivers, "_attach", refuse)
+    monkeypatch.setattr(kernel, "plug", scanned)
+    removed = f"/sys/bus/pci/devices/{FIRST}/remove"
+    if refusals == 1:
+        unbind(live)
+    elif refusals == 2:
+        with pytest.warns(UserWarning, match="amdgpu refused 0000:01:00.0 before it was removed"):
+            unbind(live)
+    else:
+        with pytest.raises(RolledBack, match="amdgpu"):
+            unbind(live)
+        assert driver(live) == "vfio-pci"
+        left[0] = 0
+        unbind(live)
+    assert any(one.path == removed for one in kernel.operations) is (refusals > 1)
+    assert not any("01:00.1/remove" in one.path for one in kernel.operations)
+    assert driver(live) == "amdgpu"
+    assert live.has_screen()
+    assert live.is_active("gdm.service")
 
 
 def test_a_rollback_does_not_hide_that_a_session_has_ended(tmp_path: Path) -> None:

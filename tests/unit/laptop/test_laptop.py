@@ -110,6 +110,16 @@ def test_vfio_is_a_bind_with_all_its_checks_and_hybrid_undoes_it(firmware: AsusF
     assert f"run vfiomgr bind {DISCRETE} --allow in-use" in str(caught.value.remedy)
 
 
+def test_a_gpu_that_the_desktop_uses_is_lent_by_releasing_it(firmware: AsusFirmware) -> None:
+    way = f"have the desktop release it: vfiomgr bind --release {DISCRETE}"
+    host = read(firmware)
+    for command, is_helped in (("gnome-shell", True), ("blender", False)):
+        user = DeviceUser("/dev/dri/card1", 1200, command)
+        with pytest.raises(Refusal) as caught:
+            api.plan(with_facts(host, users=(user,)), SetLaptopMode("vfio"))
+        assert (way in caught.value.hint) is is_helped
+
+
 def test_a_gpu_in_use_is_not_turned_off(firmware: AsusFirmware) -> None:
     host = read(firmware)
     request = SetLaptopMode("integrated")

@@ -94,6 +94,15 @@ def test_a_panel_of_the_discrete_gpu(tmp_path: Path) -> None:
     assert read_desktop(tree_of(tmp_path / "none", "sys/x: 1")).laptop.mux is None
 
 
+@pytest.mark.parametrize(("init", "missing"), [("systemd", 2), ("openrc-init", 0), ("", 2)])
+def test_sessions_and_lingering_users_are_unknown_only_where_systemd_keeps_them(
+    tmp_path: Path, init: str, missing: int
+) -> None:
+    facts = read_desktop(tree_of(tmp_path, f"proc/1/comm: {init}"))
+    names = [text.partition(":")[0] for text in facts.unread]
+    assert sum(name in ("user sessions", "lingering users") for name in names) == missing
+
+
 @pytest.mark.parametrize("above", ["etc", "run", "usr/local/lib", "usr/lib", "lib"])
 def test_sockets_for_users_are_found_where_systemd_looks_for_units(
     tmp_path: Path, above: str
