@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -176,35 +177,34 @@ def print_error(error: VfiomgrError) -> None:
     """The cause on one line, one for each detail, the remedy, and how its rules are explained."""
     word = "refused" if type(error).__name__ == "Refusal" else "error"
     found: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
-    if len(found) > _IN_ONE_LINE:
+    if len(found) > 1:
         note(f"vfiomgr: {word}: {len(found)} reasons")
         _note_each(found)
     else:
         note(f"vfiomgr: {word}: {_one_line(_named_once(error.message, found))}")
     for detail in error.details:
         note(_one_line(detail))
-    if error.hint and len(found) <= _IN_ONE_LINE:
+    if error.hint and len(found) <= 1:
         note(f"  remedy: {_one_line(error.hint)}")
     rules = dict.fromkeys(one.rule for one in found)
     if rules:
         note(f"  explain: {'; '.join(f'vfiomgr explain {rule}' for rule in rules)}")
 
 
-_IN_ONE_LINE = 3
-"""With more reasons, each reason has its own line."""
+def _note_each(diagnostics: tuple[Diagnostic, ...]) -> None:
+    """A line for each reason, and one for a remedy of those before it.
 
-
-def _note_each(diagnostics: Iterable[Diagnostic]) -> None:
-    """A line for each reason and one for its remedy; the name of equal devices is printed once."""
+    The name of equal devices is printed once.
+    """
     names: set[str] = set()
-    for found in diagnostics:
+    for found, following in zip_longest(diagnostics, diagnostics[1:]):
         address, _, name = found.subject.partition(" (")
         text, hint = found.summary, found.hint
         if name in names:
             text, hint = (part.replace(found.subject, address) for part in (text, hint))
         names.update((name,) if name else ())
         note(f"  {_one_line(text)}")
-        if hint:
+        if hint and (following is None or found.hint != following.hint):
             note(f"    remedy: {_one_line(hint)}")
 
 
