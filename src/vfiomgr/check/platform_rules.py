@@ -35,6 +35,7 @@ _ECAP_REMAPS = 1 << 3
 _DMAR_REMAPS = 1
 """The platform supports it (dmar_ir_support in drivers/iommu/intel/dmar.c)."""
 _NOT_REMAPPED = frozenset({"intremap=off", "nointremap"})
+_NO_IOMMU = ("the IOMMU is off", "the IOMMU is off: this host is itself a virtual machine")
 _PARAMETERS = "/sys/module/{}/parameters/{}"
 
 
@@ -56,7 +57,7 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
     yield finding(
         "iommu",
         "blocker",
-        off.summary if is_of_xen else "the IOMMU is off",
+        off.summary if is_of_xen else _NO_IOMMU[host.kernel.runs_on == "guest"],
         evidence,
         "Xen assigns devices itself, with its driver pciback"
         if is_of_xen

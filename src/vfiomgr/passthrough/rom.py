@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker
 from vfiomgr.engine.locks import require_rights
+from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.verified_write import becomes_true
 from vfiomgr.errors import HostError
 from vfiomgr.passthrough import guards
@@ -37,6 +38,12 @@ _KINDS = {BIOS: "BIOS", 1: "Open Firmware", EFI: "UEFI", 0x70: "NVIDIA", 0xE0: "
 _MACHINES = {0x14C: "x86", 0x8664: "x86-64", 0xAA64: "ARM64", 0x5064: "RISC-V"}
 _WAKING = 5.0
 """Seconds for a function to wake up; a switched-off slot needs about one."""
+
+
+def plan_dump(device: PciDevice, path: str) -> Plan:
+    """What a dump of a function's ROM would do; no step changes the host."""
+    note = f"the ROM of {device} can be read; it would be written to {path}"
+    return Plan(f"dump the ROM of {device.address}", (), notes=(note,))
 
 
 def dump_obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

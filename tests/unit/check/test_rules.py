@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -150,6 +150,15 @@ def test_an_iommu_that_is_off_blocks_whatever_the_command_line_says() -> None:
     assert "on Debian 12: edit GRUB_CMDLINE_LINUX in /etc/default/grub" in finding.remedy
     assert check(off).findings[0] == finding
     assert severity(off, "no-group") is None
+
+
+def test_a_virtual_machine_without_an_iommu_is_named_as_one() -> None:
+    machines: tuple[Literal["guest"] | None, ...] = ("guest", None)
+    for machine in machines:
+        off = found(host(device(iommu_group=None), readiness=facts(), runs_on=machine), "iommu")
+        assert off is not None
+        is_named = off.summary.endswith(": this host is itself a virtual machine")
+        assert is_named is (machine == "guest")
 
 
 def test_an_option_that_the_kernel_has_is_not_a_remedy_for_an_iommu_that_is_off() -> None:

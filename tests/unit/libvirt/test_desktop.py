@@ -112,6 +112,13 @@ def test_a_windows_desktop_is_what_windows_11_asks_for(domain: Domain) -> None:
     assert interfaces(older) == ["relaxed", "vapic", "spinlocks", "vpindex", "runtime", "synic"]
 
 
+def test_a_screen_that_no_guest_can_have_is_refused_with_the_limit(domain: Domain) -> None:
+    refused = domain("--device", GPU, "--looking-glass", "99999x99999")
+    assert refused.status == 2
+    assert "write at most 16384x16384" in refused.stderr
+    assert domain("--device", GPU, "--looking-glass", "16384x2160").status == 0
+
+
 def test_single_options_override_what_a_desktop_has(domain: Domain) -> None:
     without = domain(
         *("--desktop", "--os", "windows", "--device", GPU, "--looking-glass", "none"),

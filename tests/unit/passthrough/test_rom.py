@@ -54,6 +54,17 @@ def test_a_rom_is_dumped_and_all_is_as_before(kernel: FakeKernel, run: Run, tmp_
     assert kernel.read_whole(HostPath(f"{PLACE}/rom")) is None
 
 
+def test_a_dry_run_of_a_dump_reads_nothing(kernel: FakeKernel, run: Run, tmp_path: Path) -> None:
+    bound(kernel, run)
+    operations = list(kernel.operations)
+    output = tmp_path / "gpu.rom"
+    answer = run("rom", "dump", GPU, "--output", str(output), "--dry-run")
+    assert answer.status == 0, answer.stderr
+    assert f"can be read; it would be written to {output}" in answer.stdout
+    assert kernel.operations == operations
+    assert not output.exists()
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_failed_write_leaves_the_rom_disabled_and_the_power_as_it_was(
     kernel: FakeKernel, run: Run, tmp_path: Path, at: int

@@ -24,6 +24,8 @@ from vfiomgr.libvirt.desktop import (
 
 _NONE = "none"
 _SIZE = expression(r"([1-9][0-9]{2,4})x([1-9][0-9]{2,4})")
+LARGEST_SIDE = 16384
+"""Pixels: D3D11_REQ_TEXTURE2D_U_OR_V_DIMENSION, of the textures that Windows captures."""
 _GLASS_WORDS = frozenset({"kvmfr", "hdr"})
 _INPUT = expression(r"/dev/(?:[A-Za-z0-9_.:+-]+/)*[A-Za-z0-9_.:+-]+")
 _KEYBOARD = "-event-kbd"
@@ -44,7 +46,11 @@ def parse_looking_glass(text: str) -> LookingGlass | None:
         message = f"invalid screen size: --looking-glass {text}"
         hint = "write the largest resolution of the guest, e.g. 2560x1440; ,kvmfr and ,hdr may "
         raise UsageError(message, f"{hint}follow; or none")
-    return LookingGlass(int(found[1]), int(found[2]), "kvmfr" in words, "hdr" in words)
+    width, height = int(found[1]), int(found[2])
+    if max(width, height) > LARGEST_SIDE:
+        message = f"screen size too large: --looking-glass {text}"
+        raise UsageError(message, f"write at most {LARGEST_SIDE}x{LARGEST_SIDE}")
+    return LookingGlass(width, height, "kvmfr" in words, "hdr" in words)
 
 
 def parse_evdev(text: str) -> EvdevInput:

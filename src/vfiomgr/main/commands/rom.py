@@ -10,6 +10,7 @@ from vfiomgr.cli.options import READING, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.text import bytes_of
+from vfiomgr.engine.changes import print_plan
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.passthrough.rom import (
@@ -17,6 +18,7 @@ from vfiomgr.passthrough.rom import (
     describe_kind,
     dump_obstacles,
     header_of,
+    plan_dump,
     read_rom,
     rom_problems,
 )
@@ -47,7 +49,7 @@ def rom() -> None:
     shell_complete=complete_file,
     help="Write to FILE.  [default: ADDRESS.rom in this directory]",
 )
-@session_options(*READING)
+@session_options(*READING, "dry_run")
 @pass_session
 def dump(session: Session, *, address: str, output: str | None) -> None:
     """Read the ROM of a device, and write it to a file.
@@ -60,14 +62,18 @@ def dump(session: Session, *, address: str, output: str | None) -> None:
     Examples:
       vfiomgr rom dump 0000:04:00.0
       vfiomgr rom dump 04:00.0 --output /usr/share/vgabios/gpu.rom
+      vfiomgr rom dump 04:00.0 --dry-run
     """
     why = "a snapshot has no ROMs"
     session.require_live(why, "run vfiomgr rom dump on the host itself")
     about = session.addresses_in((address,))
     device = find_device(host := session.scan(with_users=True, about=about), address)
     refuse_if_any(dump_obstacles(host, device))
-    data = read_rom(session.tree, device)
     path = f"{device.address}.rom" if output is None else output
+    if session.dry_run:
+        print_plan(session, plan_dump(device, path))
+        return
+    data = read_rom(session.tree, device)
     found = _parsed(data, f"the ROM of {device}")
     rewrite(path, None, data)
     _print(session, path, data, found, device, written=path)
