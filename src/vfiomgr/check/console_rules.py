@@ -267,7 +267,7 @@ def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
 
 
 def resets(context: DesktopCard, _facts: Readiness) -> Iterator[Diagnostic]:
-    """What `check` finds about this card alone; also if it shows the console now."""
+    """The findings of `check` about this card, as if it did not show the console."""
     free = replace(context.device, is_boot_display=False)
     others = (d for d in context.host.devices if not d.is_graphics_or_accelerator)
     own = replace(context.host, devices=(free, *others))
@@ -331,7 +331,7 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
     """Check one card, or without an address those that show the console.
 
     Raises:
-        UsageError: it is no display.
+        UsageError: the device is not a display.
 
     """
     displays = [str(d.address) for d in host.devices if is_display(d)]

@@ -88,7 +88,7 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
 
 
 def _start(tree: HostTree, unit: ServiceUnit) -> None:
-    """Start a unit, also one that failed too often (StartLimitBurst= in systemd.unit(5)).
+    """Start a unit, even if it has failed too often (StartLimitBurst= in systemd.unit(5)).
 
     A display manager does so while its X server finds no card.
     """
@@ -118,7 +118,7 @@ def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
 
 @performs(EndSession)
 def end_session(tree: HostTree, step: EndSession) -> None:
-    """End a session and the programs that it leaves; one that has ended is fine.
+    """End a session and the programs that it leaves; no session is left to end if it is gone.
 
     Raises:
         HostError: it did not end.
@@ -137,7 +137,7 @@ def end_session(tree: HostTree, step: EndSession) -> None:
 
 @performs(AnnounceCard)
 def announce_card(tree: HostTree, step: AnnounceCard) -> None:
-    """Send the event for the nodes of a card; those that are gone with the driver need none."""
+    """Send the event for the nodes of a card that still exist."""
     require_same_device(tree, step.device)
     function = Function(tree, pci_device(step.device.address))
     for part in parts_of(function, function.link_name("driver")):

@@ -25,7 +25,7 @@ class DesktopCard(Value, dict=True):
     host: HostSnapshot
     device: PciDevice
     leaving: tuple[PciAddress, ...] = ()
-    """What goes to guests with it."""
+    """The addresses of the functions that go to guests together with it."""
 
     @cached_property
     def functions(self) -> tuple[PciDevice, ...]:

@@ -150,7 +150,7 @@ def _with_sessions(
     desktop: DesktopFacts,
     sessions: Sequence[tuple[UserSession, tuple[DesktopProcess, ...]]],
 ) -> Release:
-    """Also the display manager, which would start a greeter, and the sessions themselves."""
+    """Add the display manager, which would start a greeter, and the sessions."""
     units: list[ServiceUnit] = []
     manager = running_manager(desktop)
     if manager is not None:
@@ -186,7 +186,7 @@ def _stays(desktop: DesktopFacts, session: UserSession) -> bool:
 
 
 def _with_audio(release: Release, desktop: DesktopFacts) -> Release:
-    """Also the audio services of users, which keep the driver's unbind waiting."""
+    """Add the audio services of users, which keep the driver's unbind waiting."""
     by_pid = {process.pid: process for process in desktop.processes}
     units: list[ServiceUnit] = []
     pids: set[int] = set()
@@ -242,14 +242,17 @@ def refusals(card: DesktopCard) -> Iterator[Diagnostic]:
     desktop, device = card.desktop, card.device
     if desktop is None:
         yield blocker(
-            "release-unknown", device, f"cannot tell what of the desktop uses {device}", READ_IT
+            "release-unknown",
+            device,
+            f"cannot determine which part of the desktop uses {device}",
+            READ_IT,
         )
         return
     for text in desktop.unread:
         yield blocker(
             "release-unknown",
             device,
-            f"cannot tell what of the desktop uses {device}: {text}",
+            f"cannot determine which part of the desktop uses {device}: {text}",
             "run the command as root of the host; in a container, with its /proc, /run and /sys",
         )
     if device.framebuffers and not has_screen_driver(device):
@@ -274,7 +277,7 @@ def _panel(card: DesktopCard, laptop: LaptopFacts) -> Iterator[Diagnostic]:
         yield blocker(
             "release-unknown",
             device,
-            f"cannot tell whether the panel of this laptop is wired to {device}: "
+            f"cannot determine whether the panel of this laptop is wired to {device}: "
             f"cannot read {path}",
             UNREAD_HINT,
         )
@@ -398,7 +401,7 @@ def resuming_steps(
 
 
 def lock_for(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The lock that steps need which restore what all displays share."""
+    """The lock that these steps need, if there are any: they change what all displays share."""
     return (LOCK,) if steps else ()
 
 
@@ -418,7 +421,7 @@ def returning_steps(host: HostSnapshot, functions: Iterable[PciDevice]) -> Itera
 
 
 def record_of(host: HostSnapshot, address: PciAddress) -> ReleasedCard | None:
-    """The record of a card; that of another device at its address does not count."""
+    """The record of a card; None if the record at its address is of another device."""
     device = host.device_named(str(address))
     for record in host.released:
         if device is not None and record.device == device.identity:

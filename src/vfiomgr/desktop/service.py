@@ -38,7 +38,7 @@ def is_in_session(tree: HostTree) -> bool:
 
 
 class DetachedRun:
-    """The present command, once more, in a service."""
+    """The command line of this process, run again as a transient service."""
 
     def __init__(
         self,

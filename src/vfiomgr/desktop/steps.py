@@ -72,7 +72,7 @@ class EndSession(Step, Value):
     """
 
     session: str
-    """`2`, `c1`; the number of one that has ended is not used again in the same boot."""
+    """`2`, `c1`; the number of an ended session is not used again in the same boot."""
     user: str
     """The name of its user."""
     kind: ClassVar[str] = "end-session"
@@ -138,7 +138,7 @@ class AwaitClosed(Step, Value):
     nodes: tuple[str, ...]
     """`/dev/dri/card0`; those of the display and of its audio function."""
     hint: str
-    """The remedy if one stays open."""
+    """The remedy if a node stays open."""
     kind: ClassVar[str] = "await-closed"
 
     deadline: ClassVar[float | None] = CLOSE_DEADLINE + 20

@@ -46,7 +46,7 @@ def plan_mode(host: HostSnapshot, request: SetLaptopMode) -> Plan:
     Raises:
         Refusal: a switch is missing or unknown, the panel would be black, the GPU is in use, or
             there are several.
-        UsageError: the named device is none.
+        UsageError: the named device is not a discrete GPU.
 
     """
     made = _PLANNERS[request.mode](host, _find(host, request.address))
@@ -59,7 +59,7 @@ def _find(host: HostSnapshot, address: PciAddress | None) -> PciDevice | None:
 
     Raises:
         Refusal: there are several.
-        UsageError: the named device is none.
+        UsageError: the named device is not a discrete GPU.
 
     """
     found = discrete_gpus(host)
@@ -91,7 +91,7 @@ def _switch(switch: GraphicsSwitch | None, name: str, instead: str) -> GraphicsS
 
     """
     if switch is None:
-        message = f"this host has no {name}: no driver of the kernel shows one for its firmware"
+        message = f"this host has no {name} switch: no driver of the kernel offers it"
         refuse("laptop-switch", name, message, instead)
     return switch
 
@@ -103,7 +103,11 @@ def _panel(host: HostSnapshot, card: PciDevice | None) -> Iterator[Diagnostic]:
         why = "the panel is wired to the discrete GPU (gpu_mux_mode is 0), and would be black"
         yield blocker("laptop-panel", card or "", why, f"run {_HYBRID}, and reboot")
     elif card is not None and (laptop.is_pending or str(card.address) in laptop.panels):
-        shown = "a change of the MUX waits for a reboot" if laptop.is_pending else "it has a panel"
+        shown = (
+            "a change of the MUX waits for a reboot"
+            if laptop.is_pending
+            else "its panel is connected"
+        )
         why = f"the panel may be on {card} until the next boot, and would be black: {shown}"
         way = "reboot first" if laptop.mux else "wire it to the integrated GPU (firmware setup)"
         yield blocker("laptop-panel", card, why, way)
@@ -114,7 +118,7 @@ def _integrated(host: HostSnapshot, card: PciDevice | None) -> Plan:
     idle = "without it, an unused GPU is suspended by its driver (vfiomgr show ADDRESS: power)"
     switch = _switch(laptop_of(host).dgpu_disable, "dgpu_disable", idle)
     if switch.value:
-        return Plan("", (), already=("the discrete GPU is off already",))
+        return Plan("", (), already=("the discrete GPU is already off",))
     slot = None if card is None else card.address.slot
     functions = [device for device in host.devices if device.address.slot == slot]
     found = guards.turning_off(host, functions)
@@ -180,7 +184,7 @@ def _discrete(host: HostSnapshot, card: PciDevice | None) -> Plan:
     laptop = laptop_of(host)
     mux = _switch(laptop.mux, "gpu_mux_mode", "if it has a MUX, change it in the firmware setup")
     if mux.value is False:
-        return Plan("", (), already=("the panel is wired to the discrete GPU already",))
+        return Plan("", (), already=("the panel is already wired to the discrete GPU",))
     found = [*_unknown(host), *_off(host)]
     if card is not None and (card.is_on_vfio or host.files.binding(card.address) is not None):
         found.append(

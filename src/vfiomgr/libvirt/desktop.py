@@ -101,7 +101,7 @@ class SharedMemory(Value):
     name: str
     model: str
     size_bytes: int | None
-    """None if it is not written: QEMU then has 4 MiB, or what a server says."""
+    """None if the XML has no size: QEMU then uses 4 MiB, or the size that a server sets."""
 
     @property
     def path(self) -> str:

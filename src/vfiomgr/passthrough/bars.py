@@ -39,7 +39,7 @@ _LOCK = "bar-sizes"
 
 
 def wanted_of(device: PciDevice, request: Bind) -> tuple[BarSize, ...]:
-    """The sizes that a request wants for a function: the named ones have them."""
+    """The BAR sizes that a request sets for a function, if it names the function."""
     return request.bars if device.address in request.addresses else ()
 
 

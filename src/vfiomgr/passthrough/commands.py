@@ -109,7 +109,7 @@ def _refuse_name(text: str) -> None:
 @click.option(
     "--driverctl", is_flag=True, help="With --persist: import the VFIO entries of driverctl."
 )
-@click.option("--reserve", is_flag=True, help="Only keep compositors off a card that is lent.")
+@click.option("--reserve", is_flag=True, help="Only keep compositors off a card for guests.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session

@@ -97,7 +97,7 @@ def _unread(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Diag
             yield blocker(
                 "release-unknown",
                 device,
-                f"cannot tell what is restored when {device} returns: cannot read "
+                f"cannot determine what to restore when {device} returns: cannot read "
                 f"{RELEASED}/{device.address}.json",
                 START_YOURSELF,
             )

@@ -47,7 +47,7 @@ def plan_reserve(host: HostSnapshot, request: Reserve) -> Plan:
 
     Raises:
         Refusal: the desktop needs a card, or the system keeps no files in /etc.
-        UsageError: a function belongs to no display.
+        UsageError: a function does not belong to a display.
 
     """
     cards = distinct(card for address in request.addresses for card in _cards(host, address))

@@ -59,7 +59,7 @@ def _other_guests(tree: HostTree, uuid: str) -> tuple[TunedGuest, ...]:
 def isolate_cpus(tree: HostTree, step: IsolateCpus) -> None:
     """Set the CPUs of the host's units to those that no guest has.
 
-    Those that somebody else sets while the guest runs stay.
+    Settings that another program made while the guest runs are kept.
 
     Raises:
         HostError: no CPU remains, another program has set them, or cgroups did not follow.
@@ -98,7 +98,7 @@ def _allowed(tree: HostTree, unit: str) -> tuple[int, ...]:
         ("systemctl", "show", "--property=AllowedCPUs", "--value", unit), ANSWER_DEADLINE
     )
     if answer is None or answer.status:
-        message = f"cannot tell AllowedCPUs= of {unit}: systemctl show does not answer"
+        message = f"cannot read AllowedCPUs= of {unit}: systemctl show does not answer"
         raise HostError(message, f"see: systemctl show {unit}")
     return parse_cpulist(answer.output.strip().replace(" ", ","))
 
@@ -163,7 +163,7 @@ def _raise(tree: HostTree, step: AllocatePages, goal: int) -> None:
 
 
 def _lower(tree: HostTree, step: AllocatePages, least: int) -> None:
-    """Pages in use stay, and so do those that somebody else added."""
+    """Keep pages in use, and pages that another program added."""
     now = _total(tree, step)
     goal = max(least, now - step.pages.added)
     if now <= goal:

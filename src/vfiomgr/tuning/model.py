@@ -1,4 +1,4 @@
-"""What guests changed on the host while they run, and the file that records it.
+"""The changes that guests make to the host while they run, and the file that records them.
 
 One file in /run has the entries of all guests: the CPUs that remain for other work, and the huge
 pages that a guest added, depend on the other guests. A reboot restores all of it.
@@ -48,7 +48,7 @@ class TunedGuest(Value):
     name: str
     """Name of the guest."""
     cpus: tuple[int, ...] = ()
-    """The CPUs that other work leaves to it."""
+    """The CPUs that the host's processes leave to it."""
     pages: tuple[AddedPages, ...] = ()
     """The huge pages that were added."""
     why: str = ""
@@ -94,7 +94,7 @@ def others(guests: Iterable[TunedGuest], uuid: str) -> tuple[TunedGuest, ...]:
 
 
 def cpus_of(guests: Iterable[TunedGuest]) -> frozenset[int]:
-    """The CPUs that other work leaves to guests."""
+    """The CPUs that the host's processes leave to guests."""
     return frozenset(cpu for guest in guests for cpu in guest.cpus)
 
 

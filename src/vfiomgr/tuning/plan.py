@@ -111,7 +111,7 @@ def _host_cpus(host: HostSnapshot, guests: Iterable[TunedGuest]) -> tuple[int, .
 
 
 def _is_left_without(host: HostSnapshot, guests: Iterable[TunedGuest]) -> bool:
-    """Whether no CPU would remain that the scheduler uses; those of isolcpus= have no balancing."""
+    """Whether no CPU would remain that the scheduler uses: it leaves out those of isolcpus=."""
     topology = host.topology
     known = topology is not None and topology.nodes
     return bool(known and topology and not unpinned(topology, set(cpus_of(guests))))

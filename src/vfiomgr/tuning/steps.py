@@ -44,9 +44,9 @@ class TuneHost(Request, Value):
     uuid: str
     name: str
     cpus: tuple[int, ...] | None = None
-    """The CPUs that the guest is pinned to, if other work leaves them."""
+    """The CPUs of the guest that the host's processes leave; None to change nothing."""
     hugepages: HugepageNeeds | None = None
-    """The huge pages that are allocated for it; None if none are."""
+    """The huge pages that are allocated for it; None to allocate none."""
     why: str = ""
     """Why the host must not sleep."""
     kind: ClassVar[str] = "tune-host"
@@ -97,7 +97,7 @@ class RecordTuning(Exchange, Value):
 
 
 class IsolateCpus(Exchange, Value):
-    """Have the work of the host leave the CPUs of a guest; the states are whether it does.
+    """Keep the host's processes off the CPUs of a guest; the states are whether they are kept off.
 
     Performed by the record: those of other guests stay free. Kernel threads do not move, and a
     reset of AllowedCPUs= leaves the last value in cpuset.cpus (systemd issue 43846).

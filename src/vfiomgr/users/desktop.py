@@ -219,7 +219,7 @@ class _Reader:
         return []
 
     def names_of_systemd(self, place: HostPath, what: str) -> list[str]:
-        """The names in a directory that systemd makes; there is none with another PID 1."""
+        """The names in a directory of systemd; it may be missing if PID 1 is another program."""
         init = self.tree.read(_PROC / "1/comm") or _SYSTEMD
         return [] if init != _SYSTEMD and not self.tree.exists(place) else self.names(place, what)
 

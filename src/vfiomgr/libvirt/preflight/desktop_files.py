@@ -37,7 +37,7 @@ _MEMBERS = 3
 
 
 class FileState(Value):
-    """A file as far as QEMU is concerned."""
+    """The properties of a file that decide whether QEMU can use it."""
 
     is_node: bool
     """Whether it is a character device."""
@@ -48,7 +48,7 @@ class FileState(Value):
 
 
 class QemuAccount(Value):
-    """Whom libvirt starts QEMU as."""
+    """The account that libvirt starts QEMU with."""
 
     name: str
     uid: int
