@@ -16,6 +16,8 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.diagnostic import Severity
+    from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.health import DeviceHealth, Hop, Rise
     from vfiomgr.snapshot.model import HostSnapshot
@@ -34,7 +36,7 @@ _UNREAD = "regular readings (vfiomgr metrics install)"
 
 
 OF_DEVICES = (
-    *("narrow-link", "slow-link", "narrow-slot", "link-down", "stuck-in-d3cold"),
+    *("narrow-link", "slow-link", "narrow-slot", "stuck-in-d3cold"),
     *("corrected-errors", "fatal-errors", "nonfatal-errors"),
 )
 """The identifiers of `findings`."""
@@ -42,8 +44,8 @@ OF_DEVICES = (
 
 def findings(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
     """Report all that is wrong with devices that are there."""
-    for find in (links, down_links, no_power):
-        yield from find(host, devices)
+    yield from links(host, devices)
+    yield from no_power(host, devices)
     if host.health is not None:
         yield from corrected_errors(host, host.health, devices)
         yield from uncorrected_errors(host, host.health, devices)
@@ -53,19 +55,26 @@ def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
     """Report links with fewer lanes or a lower speed than both of their ends support."""
     found = {hop.port.address: hop for d in carriers(host, devices) for hop in hops(host, d)}
     for hop in found.values():
-        width, best = hop.width, hop.best_width
+        readings = _slow_readings(host, hop)
         if hop.is_narrow:
-            why = f"both ends support {best} lanes: the guest gets {width}/{best} of the bandwidth"
-            yield _worse(host, hop, "narrow-link", f"has {width} of {best} lanes", why)
-        if hop.is_slow and not (hop.is_of_gpu and _slow_readings(host, hop) < _SLOW_READINGS):
-            yield _worse(host, hop, "slow-link", f"runs at {_speeds(hop)}", _slow(host, hop))
-        own, port = hop.of_below.max_width, hop.of_port.max_width
-        if hop.is_of_gpu and own is not None and port is not None and port < own:
+            part = f"{hop.width}/{hop.best_width}"
+            why = f"the guest gets {part} of the bandwidth that both ends support"
+            what = f"has {hop.width} of {hop.best_width} lanes"
+            yield _worse(host, hop, ("narrow-link", "warning"), what, why)
+        if hop.is_slow and (readings >= _SLOW_READINGS or not hop.is_of_gpu):
+            why = "both ends support the higher speed"
+            if hop.is_of_gpu:
+                why += f"; it was slower in {readings} readings, but GPUs lower it when idle"
+            what = f"runs at {hop.speed:g} of {hop.best_speed:g} GT/s"
+            severity: Severity = "info" if hop.is_of_gpu else "warning"
+            yield _worse(host, hop, ("slow-link", severity), what, why)
+        own, slot = hop.ends[1].max_width or 0, hop.ends[0].max_width
+        if hop.is_of_gpu and slot is not None and slot < own:
             yield finding(
                 "narrow-slot",
                 "info",
-                f"the slot of {hop.device} has {counted(port, 'lane')}, the card supports {own}",
-                (*_shown(hop.port, "max", hop), *_shown(hop.below, "max", hop)),
+                f"the slot of {hop.device} has {counted(slot, 'lane')}, the card supports {own}",
+                tuple(map(_shown, hop.ends)),
                 "the guest transfers data to and from the card more slowly",
                 "use a slot with more lanes, or set the lanes of the slot (bifurcation) in the "
                 "firmware setup",
@@ -75,73 +84,37 @@ def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
 
 def _slow_readings(host: HostSnapshot, hop: Hop) -> int:
     known = None if host.health is None else host.health.worse_link(hop.port.address)
-    return 0 if known is None else known.readings
+    is_slow = known is not None and (known.speed or 0) < (hop.best_speed or 0)
+    return known.readings if known is not None and is_slow else 0
 
 
-def _slow(host: HostSnapshot, hop: Hop) -> str:
-    if not hop.is_of_gpu:
-        return "it keeps its speed when it is idle, so both ends should use the highest"
-    return (
-        f"it was slower in {_slow_readings(host, hop)} readings; a GPU lowers the speed when it is "
-        "idle, so compare while the guest uses it"
-    )
-
-
-def _speeds(hop: Hop) -> str:
-    return f"{hop.speed:g} of {hop.best_speed:g} GT/s"
-
-
-def _worse(host: HostSnapshot, hop: Hop, rule: str, what: str, why: str) -> Diagnostic:
-    is_speed = rule == "slow-link"
-    is_certain = not (is_speed and hop.is_of_gpu)
+def _worse(
+    host: HostSnapshot, hop: Hop, rule: tuple[str, Severity], what: str, why: str
+) -> Diagnostic:
+    known = None if host.health is None else host.health.worse_link(hop.port.address)
+    since = f"since when is unknown without {_UNREAD}"
+    if known is not None and known.width == hop.width:
+        since = f"since {known.seconds:.0f} s after boot, in {counted(known.readings, 'reading')}"
     above = f" (on the way to {hop.device})" if hop.below is not hop.device else ""
-    generation = "the PCIe generation" if is_speed else "the lanes (bifurcation)"
     return finding(
-        rule,
-        "warning" if is_certain else "info",
+        *rule,
         f"the PCIe link between {hop.port.address} and {hop.below}{above} {what}",
-        (
-            *_shown(hop.port, "current", hop),
-            *_shown(hop.port, "max", hop),
-            *_shown(hop.below, "max", hop),
-            _since(host.health, hop),
-        ),
+        (*map(_shown, hop.ends), since),
         why,
-        f"{_RESEAT}; check {generation} of the slot in the firmware setup; then power-cycle the "
-        "host, which negotiates the link again",
+        f"{_RESEAT}; check the lanes (bifurcation) and the PCIe generation of the slot in the "
+        "firmware setup; then power-cycle the host, which negotiates the link again",
         subject=hop.device,
     )
 
 
-def _shown(device: PciDevice, which: str, hop: Hop) -> list[str]:
-    link = hop.of_port if device is hop.port else hop.of_below
-    width, speed = (getattr(link, f"{'max_' * (which == 'max')}{n}") for n in ("width", "speed"))
-    lanes = "unknown" if width is None else f"x{width}"
-    at = "unknown" if speed is None else f"{speed:g} GT/s"
-    return [f"{pci_device(device.address)}/{which}_link_width: {lanes}, {which}_link_speed: {at}"]
+def _shown(link: PciLink) -> str:
+    now, best = _text(link.width, link.speed), _text(link.max_width, link.max_speed)
+    return f"{pci_device(link.address)}: current_link_* {now}; max_link_* {best}"
 
 
-def _since(health: DeviceHealth | None, hop: Hop) -> str:
-    known = None if health is None else health.worse_link(hop.port.address)
-    if known is None or known.width != hop.width:
-        return f"since when is unknown without {_UNREAD}"
-    return f"since {known.seconds:.0f} s after boot, in {counted(known.readings, 'reading')}"
-
-
-def down_links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
-    """Report functions whose link is down (`current_link_width` 0, pcie_get_width_cap)."""
-    for device in carriers(host, devices):
-        link = host.link_of(device.address)
-        if link is not None and link.width is None:
-            yield finding(
-                "link-down",
-                "warning",
-                f"the PCIe link of {device} is down",
-                (f"{pci_device(device.address)}/current_link_width is 0",),
-                "neither the host nor a guest reaches the device",
-                "reseat the device, or power-cycle the host",
-                subject=device,
-            )
+def _text(width: int | None, speed: float | None) -> str:
+    at = "unknown speed" if speed is None else f"{speed:g} GT/s"
+    return f"{'unknown width' if width is None else f'x{width}'}, {at}"
 
 
 def lost_power(device: PciDevice) -> bool:

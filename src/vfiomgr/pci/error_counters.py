@@ -43,8 +43,8 @@ class HealthFacts(Value, dict=True):
 
     functions: tuple[FunctionHealth, ...] = ()
     """The functions that have counters."""
-    seconds: float | None = None
-    """The moment, in seconds since boot; None if unknown."""
+    seconds: float = 0.0
+    """The moment, in seconds since boot; 0 if unknown."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, FunctionHealth]:
@@ -84,7 +84,7 @@ def read_error_kinds(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthF
             )
             for each in found
         ),
-        float(seconds) if _SECONDS.fullmatch(seconds) else None,
+        float(seconds) if _SECONDS.fullmatch(seconds) else 0.0,
     )
 
 

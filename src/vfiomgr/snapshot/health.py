@@ -79,15 +79,13 @@ class Rise(Value):
     """The number of errors in a time; that since boot if there is no earlier reading."""
 
     count: int
-    seconds: float | None
+    seconds: float
     is_since_boot: bool = False
 
     @property
-    def per_minute(self) -> float | None:
-        """The mean; None if the time is unknown, or too short for one."""
-        if self.seconds is None or self.seconds < INTERVAL:
-            return None
-        return self.count * 60 / self.seconds
+    def per_minute(self) -> float:
+        """The mean; 0 if the time is unknown, or too short for one."""
+        return self.count * 60 / self.seconds if self.seconds >= INTERVAL else 0.0
 
 
 class DeviceHealth(Value, dict=True):
@@ -101,12 +99,9 @@ class DeviceHealth(Value, dict=True):
     @cached_property
     def base(self) -> HealthFacts | None:
         """The last earlier reading that is long enough ago."""
-        for reading in reversed(self.before.readings if self.before is not None else ()):
-            if None not in (now := self.now.seconds, then := reading.seconds):
-                assert now is not None and then is not None  # noqa: S101, PT018 - for mypy
-                if now - then >= INTERVAL:
-                    return reading
-        return None
+        earlier = self.before.readings if self.before is not None else ()
+        old = (one for one in reversed(earlier) if self.now.seconds - one.seconds >= INTERVAL)
+        return next(old, None)
 
     def rise(self, address: PciAddress, kind: str = "correctable") -> Rise | None:
         """The errors of a kind since the last reading; None for a function without counters.
@@ -116,25 +111,24 @@ class DeviceHealth(Value, dict=True):
         count: int | None = getattr(self.now.of(address), kind, None)
         if count is None:
             return None
-        earlier = None if self.base is None else self.base.of(address)
-        past: int | None = getattr(earlier, kind, None)
-        if self.base is None or self.base.seconds is None or self.now.seconds is None:
+        if self.base is None:
             return Rise(count, self.now.seconds, is_since_boot=True)
+        past: int | None = getattr(self.base.of(address), kind, None)
         new = count if past is None or past > count else count - past
         return Rise(new, self.now.seconds - self.base.seconds)
 
     def is_flooded(self, address: PciAddress, kind: str = "correctable") -> bool:
         """Whether a function has too many errors, or had and still is not quiet."""
         found = self.rise(address, kind)
-        rate = None if found is None else found.per_minute
         was = self.before is not None and address in self.before.flooded
-        return rate is not None and rate >= (QUIET_PER_MINUTE if was else MOST_PER_MINUTE)
+        limit = QUIET_PER_MINUTE if was else MOST_PER_MINUTE
+        return found is not None and found.per_minute >= limit
 
     def noted(self) -> HealthRecord:
         """The record with the present errors."""
         record = self.before or HealthRecord("")
-        readings, now = record.readings, self.now.seconds or 0.0
-        if not readings or now - (readings[-1].seconds or 0.0) >= INTERVAL:
+        readings = record.readings
+        if not readings or self.now.seconds - readings[-1].seconds >= INTERVAL:
             readings = (*readings[-1:], self.now)
         flooded = (each.address for each in self.now.functions if self.is_flooded(each.address))
         return replace(record, readings=readings, flooded=tuple(flooded))
@@ -146,38 +140,22 @@ class DeviceHealth(Value, dict=True):
 
 
 class Hop(Value):
-    """A link between a port and the function below it, on the way to a device."""
+    """A link on the way to a device, between a port and the function below it."""
 
     device: PciDevice
-    """The device at the end of the way."""
     port: PciDevice
     below: PciDevice
-    of_port: PciLink
-    of_below: PciLink
+    ends: tuple[PciLink, PciLink]
+    """The link as the port and as the function below it show it."""
     is_of_gpu: bool
     """Whether the lower end is a GPU or a switch of its card, and lowers the speed when idle."""
-
-    @property
-    def width(self) -> int | None:
-        """The lanes in use, as either end shows them."""
-        return min(filter(None, (self.of_port.width, self.of_below.width)), default=None)
-
-    @property
-    def speed(self) -> float | None:
-        """GT/s now, as either end shows it."""
-        return min(filter(None, (self.of_port.speed, self.of_below.speed)), default=None)
-
-    @property
-    def best_width(self) -> int | None:
-        """The lanes that both ends support."""
-        ends = (self.of_port.max_width, self.of_below.max_width)
-        return None if None in ends else min(filter(None, ends))
-
-    @property
-    def best_speed(self) -> float | None:
-        """The speed that both ends support."""
-        ends = (self.of_port.max_speed, self.of_below.max_speed)
-        return None if None in ends else min(filter(None, ends))
+    width: int | None
+    """Lanes in use, as either end shows them."""
+    best_width: int | None
+    """Lanes that both ends support."""
+    speed: float | None
+    """GT/s now."""
+    best_speed: float | None
 
     @property
     def is_narrow(self) -> bool:
@@ -187,12 +165,28 @@ class Hop(Value):
         PCIe levels of amdgpu).
         """
         may_save = self.below.driver in ("amdgpu", "radeon")
-        return not may_save and self.width is not None and self.width < (self.best_width or 0)
+        return not may_save and _is_less(self.width, self.best_width)
 
     @property
     def is_slow(self) -> bool:
         """Whether it is slower than both ends support."""
-        return self.speed is not None and self.speed < (self.best_speed or 0)
+        return _is_less(self.speed, self.best_speed)
+
+
+def _is_less(now: float | None, best: float | None) -> bool:
+    return now is not None and best is not None and now < best
+
+
+def _hop(device: PciDevice, port: PciDevice, below: PciDevice, *ends: PciLink, own: bool) -> Hop:
+    widths, speeds = [e.width for e in ends if e.width], [e.speed for e in ends if e.speed]
+    most, fastest = [e.max_width for e in ends], [e.max_speed for e in ends]
+    return Hop(
+        *(device, port, below, (ends[0], ends[1]), own),
+        min(widths, default=None),
+        None if None in most else min(filter(None, most)),
+        min(speeds, default=None),
+        None if None in fastest else min(filter(None, fastest)),
+    )
 
 
 def path_to(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
@@ -213,7 +207,7 @@ def hops(host: HostSnapshot, device: PciDevice) -> Iterator[Hop]:
         if of_port is not None and of_below is not None:
             ids = below.vendor_id, below.device_id
             is_own = below.vendor_id == device.vendor_id or ids in _OF_CARDS
-            yield Hop(device, port, below, of_port, of_below, is_gpu and is_own)
+            yield _hop(device, port, below, of_port, of_below, own=is_gpu and is_own)
 
 
 def carriers(host: HostSnapshot, devices: Iterable[PciDevice] | None = None) -> list[PciDevice]:
@@ -252,7 +246,7 @@ def _read_record(tree: HostTree) -> HealthRecord | None:
 def noted(host: HostSnapshot) -> HealthRecord:
     """The record with the present reading; the links of functions that sleep stay as they were."""
     health = host.health or DeviceHealth(HealthFacts())
-    record, now = health.noted(), health.now.seconds or 0.0
+    record = health.noted()
     seen = {hop.port.address: hop for device in carriers(host) for hop in hops(host, device)}
     links = [link for link in record.links if link.port not in seen]
     for port, hop in seen.items():
@@ -260,7 +254,7 @@ def noted(host: HostSnapshot) -> HealthRecord:
         if not (hop.is_narrow or hop.is_slow):
             continue
         if known is None or known.width != hop.width:
-            links.append(WorseLink(port, hop.width, hop.speed, now))
+            links.append(WorseLink(port, hop.width, hop.speed, health.now.seconds))
         else:
             speed = max(filter(None, (known.speed, hop.speed)), default=None)
             links.append(replace(known, speed=speed, readings=known.readings + 1))

@@ -119,9 +119,8 @@ def test_each_hop_with_fewer_lanes_than_both_ends_support_is_found(
     assert f"between {port} and {below}" in one.summary
     assert "has 4 of 16 lanes" in one.summary
     assert one.subject.startswith(NIC if port == NIC_PORT else GPU)
-    assert (
-        f"{PCI_DEVICES}/{port}/current_link_width: x4, current_link_speed: 16 GT/s" in one.evidence
-    )
+    shown = f"{PCI_DEVICES}/{port}: current_link_* x4, 16 GT/s; max_link_* x16, 16 GT/s"
+    assert shown in one.evidence
     assert any(text.startswith("since when is unknown") for text in one.evidence)
     set_link(kernel, GEN4, port, below)
     assert found(kernel) == {}
@@ -177,9 +176,11 @@ def test_devices_of_the_host_are_not_judged(kernel: FakeKernel) -> None:
     assert found(kernel) == {}
 
 
-def test_a_link_that_is_down_is_found(kernel: FakeKernel) -> None:
+def test_a_device_on_a_root_bus_has_no_link(kernel: FakeKernel) -> None:
+    """In a virtual machine its link may have no lanes, and works."""
     set_link(kernel, Link("", 0, "16.0", 16), NIC)
-    assert "is down" in found(kernel)["link-down"][0].summary
+    set_link(kernel, Link("", 0, "16.0", 16), NIC_PORT)
+    assert found(kernel) == {}
 
 
 def test_a_function_that_stays_in_d3cold_is_found(kernel: FakeKernel) -> None:
@@ -262,7 +263,7 @@ def test_messages_whose_source_is_unknown_are_of_the_root_port(kernel: FakeKerne
     errors(kernel, ROOT, reported=30)
     (one,) = found(kernel)["corrected-errors"]
     assert one.summary.startswith(ROOT)
-    assert "received 30 corrected" in one.summary
+    assert "aer_rootport_total_err_cor: 30 more than 60 s ago" in one.evidence[0]
     errors(kernel, GPU, correctable=30)
     (one,) = found(kernel)["corrected-errors"]
     assert one.summary.startswith(GPU)
