@@ -51,7 +51,7 @@ class Plugin:
     """The one that is called, as in the registration."""
     health_service: str
     channel: grpc.aio.Channel
-    is_connected: bool = True
+    is_connected: bool = False
     health: dict[tuple[str, str], Any] = field(default_factory=dict)
     """By pool and device."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -120,8 +120,13 @@ class DraKubelet:
     # ---- what it shows
 
     def plugin(self, driver: str) -> Plugin | None:
-        """The plugin that is called: the newest one that is connected."""
+        """The newest plugin that is connected: it is called."""
         found = [p for p in self.plugins.values() if p.driver == driver and p.is_connected]
+        return found[-1] if found else None
+
+    def _newest(self, driver: str) -> Plugin | None:
+        """The plugin that is called if none is connected (get in dra_plugin_manager.go)."""
+        found = [p for p in self.plugins.values() if p.driver == driver]
         return found[-1] if found else None
 
     def is_wiping(self, driver: str) -> bool:
@@ -177,7 +182,7 @@ class DraKubelet:
 
     async def call(self, driver: str, verb: str, *claims: tuple[str, str, str]) -> Any:
         """Call `Prepare` or `Unprepare` for claims: namespace, name, UID; raises PrepareError."""
-        plugin = self.plugin(driver)
+        plugin = self.plugin(driver) or self._newest(driver)
         if plugin is None:
             _fail(f"DRA driver {driver} is not registered")
         kind = f"Node{verb}Resources"
@@ -218,7 +223,7 @@ class DraKubelet:
         try:
             info = await _ask(channel, "GetInfo")
             self.infos.append(info)
-            problem = await self._connect(path, info)
+            problem = self._connect(path, info)
             told = {"plugin_registered": not problem, "error": problem}
             await _ask(channel, "NotifyRegistrationStatus", **told)
         except grpc.aio.AioRpcError:
@@ -228,22 +233,17 @@ class DraKubelet:
             await channel.close(None)
         return True
 
-    async def _connect(self, path: str, info: Any) -> str:
-        """Connect to the plugin; why it is not accepted."""
+    def _connect(self, path: str, info: Any) -> str:
+        """Begin to connect to the plugin; why it is not accepted.
+
+        Nothing waits for the connection (add in dra_plugin_manager.go).
+        """
         known = [v for v in info.supported_versions if v in self._manners.supported]
         if info.type != "DRAPlugin" or not known:
             return f"none of the versions are supported: {list(info.supported_versions)}"
         health = [v for v in self._manners.health if v in info.supported_versions]
         channel = _channel(info.endpoint)
         plugin = Plugin(info.name, info.endpoint, known[0], health[0] if health else "", channel)
-        channel.get_state(try_to_connect=True)
-        try:
-            async with asyncio.timeout(INFO_DEADLINE):
-                await channel.channel_ready()
-        except TimeoutError:
-            await channel.close(None)
-            return f"cannot connect to {info.endpoint}"
-        await _end(self._wiping.pop(info.name, None))
         self.plugins[path] = plugin
         plugin.tasks.append(asyncio.create_task(self._follow_connection(plugin)))
         if plugin.health_service:

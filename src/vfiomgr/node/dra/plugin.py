@@ -52,6 +52,8 @@ VERSIONS = _SERVICES + _HEALTH_SERVICES
 _PACKAGE = "k8s.io.kubelet.pkg.apis.dra."
 """The services' names have it on the wire, but not in a registration; those of health have none."""
 _REGISTRATION = "pluginregistration.Registration"
+_AGAIN = 30.0
+"""Seconds until the plugin is offered again to a kubelet that did not register it."""
 _HEALTHY, _UNHEALTHY = 1, 2
 _LONGEST_MESSAGE = 1024
 """Characters; the kubelet cuts longer messages (HealthMessage of dra-health/v1)."""
@@ -184,6 +186,8 @@ class DraPlugin:
         self._tell = tell
         self._problem = ""
         """Why the plugin cannot be served again, which is reported once."""
+        self._again: float | None = None
+        """When the plugin is offered again to a kubelet that did not register it."""
         self._busy = asyncio.Lock()
         self._is_closed = False
 
@@ -194,8 +198,13 @@ class DraPlugin:
         )
 
     async def notify_registration_status(self, request: Message) -> Message:
-        """Note whether the kubelet accepts the plugin; it asks again if it does not."""
+        """Note whether the kubelet accepts the plugin; if not, it may never ask again.
+
+        It does not after a failed RegisterPlugin, since AddPlugin came before it
+        (operation_generator.go in pkg/kubelet/pluginmanager), but it does for a new socket.
+        """
         self.is_registered = request.plugin_registered
+        self._again = None if self.is_registered else time.monotonic() + _AGAIN
         if self.is_registered:
             self._tell(f"{DRIVER}: registered with the kubelet")
         else:
@@ -220,9 +229,14 @@ class DraPlugin:
         await self._serve()
 
     async def tend(self) -> None:
-        """Serve again if a socket was removed; one of another process is left there."""
+        """Serve again if a socket was removed; one of another process is left there.
+
+        To a kubelet that did not register the plugin, it is offered again.
+        """
         async with self._busy:
-            if self._is_closed or (self._endpoint.is_there and self._registrar.is_there):
+            is_there = self._endpoint.is_there and self._registrar.is_there
+            is_refused = self._again is not None and time.monotonic() >= self._again
+            if self._is_closed or (is_there and not is_refused):
                 return
             try:
                 await self._serve()
@@ -232,7 +246,7 @@ class DraPlugin:
                 self._problem = error.message
 
     async def _serve(self) -> None:
-        self.is_registered = False
+        self.is_registered, self._again = False, None
         await self._registrar.stop()
         await self._endpoint.stop()
         await self._endpoint.start(

@@ -157,6 +157,24 @@ async def test_why_a_kubelet_does_not_register_the_plugin_is_reported(place: Pat
         assert not plugin.is_registered
 
 
+async def test_a_kubelet_that_did_not_register_the_plugin_finds_it_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(place, supported=("v2.DRAPlugin",)) as made:
+        plugin = made.plugin()
+        await plugin.start()
+        await until(lambda: made.told)
+        await plugin.tend()
+        assert len(made.kubelet.infos) == 1  # not at once
+        made.kubelet._manners = Manners()
+        monkeypatch.setattr(plugin, "_again", 0.0)
+        await plugin.tend()
+        await until(lambda: plugin.is_registered)
+        await made.prepare()
+        await plugin.tend()
+        assert len(made.kubelet.infos) == 2
+
+
 async def test_a_kubelet_that_restarts_asks_again(place: Path) -> None:
     async with node(place) as made:
         await made.started()
