@@ -24,7 +24,7 @@ from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from vfiomgr.guests.iommufd import with_iommufd
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device
-from vfiomgr.libvirt.model import SMMU_ACCEL
+from vfiomgr.libvirt.releases import SMMU_ACCEL
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import Version
 

@@ -20,8 +20,8 @@ from tests.unit.guest_hosts import GPU, two_sockets
 from tests.unit.guests.test_cores import COMPLEXES, RYZEN, host_of
 from vfiomgr.libvirt.build.named import request_of
 from vfiomgr.libvirt.build.plan import plan_domain
-from vfiomgr.libvirt.model import PIPEWIRE
 from vfiomgr.libvirt.preflight.plan import preflight
+from vfiomgr.libvirt.releases import PIPEWIRE
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 

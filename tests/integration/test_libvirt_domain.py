@@ -24,7 +24,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.guests.model import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk
-from vfiomgr.libvirt.model import DOMAIN_IOMMUFD
+from vfiomgr.libvirt.releases import DOMAIN_IOMMUFD
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, MIB, Version

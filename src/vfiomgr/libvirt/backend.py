@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.guests.iommufd import NO_BACKEND, backend_for, is_supported_by_kernel
 from vfiomgr.libvirt.build.plan import plan_domain
-from vfiomgr.libvirt.model import IOMMUFD
+from vfiomgr.libvirt.releases import IOMMUFD
 from vfiomgr.libvirt.xml import render
 from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.units import Version

@@ -27,7 +27,7 @@ from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.named import DomainOptions, request_of
-from vfiomgr.libvirt.model import IOMMUFD
+from vfiomgr.libvirt.releases import IOMMUFD
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking

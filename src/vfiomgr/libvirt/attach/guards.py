@@ -11,7 +11,7 @@ from vfiomgr.libvirt.build import vf_token
 from vfiomgr.libvirt.build.address_spaces import space_diagnostics
 from vfiomgr.libvirt.build.confidential import FEATURES, QEMU_WITH_DEVICES
 from vfiomgr.libvirt.build.hostdevs import without_groups
-from vfiomgr.libvirt.model import VENDOR_FUNCTION
+from vfiomgr.libvirt.releases import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import held_by_pod, taking
 from vfiomgr.passthrough.readiness_hints import as_commands, how_to_bind
 from vfiomgr.paths import SCRIPT

@@ -12,7 +12,8 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.arm import ARM
 from vfiomgr.guests.model import Reason
-from vfiomgr.libvirt.model import SMMU_ACCEL, DomainIommu
+from vfiomgr.libvirt.model import DomainIommu
+from vfiomgr.libvirt.releases import SMMU_ACCEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

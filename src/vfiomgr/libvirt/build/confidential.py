@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.guests.model import Reason
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM
-from vfiomgr.libvirt.model import Feature
+from vfiomgr.libvirt.releases import Feature
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

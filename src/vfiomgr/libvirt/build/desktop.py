@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import Reason
 from vfiomgr.libvirt.desktop import BY_ID, KVMFR, LOOKING_GLASS
-from vfiomgr.libvirt.model import GRAB_TOGGLE, JSON_DEVICES, PIPEWIRE
+from vfiomgr.libvirt.releases import GRAB_TOGGLE, JSON_DEVICES, PIPEWIRE
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

@@ -19,14 +19,8 @@ from vfiomgr.guests.options import (
     depends_on_qemu,
     qemu_properties,
 )
-from vfiomgr.libvirt.model import (
-    IOMMUFD,
-    MDEV_NEEDS_GROUPS,
-    OWN_ALIAS,
-    DomainHostdev,
-    GuestHostdev,
-    needed_features,
-)
+from vfiomgr.libvirt.model import OWN_ALIAS, DomainHostdev, GuestHostdev
+from vfiomgr.libvirt.releases import IOMMUFD, MDEV_NEEDS_GROUPS, needed_features
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -12,7 +12,12 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse
 from vfiomgr.guests.memory import RESERVE, needed_lock
 from vfiomgr.guests.model import Reason
-from vfiomgr.libvirt.model import INTERRUPTS_ONLY, LOCKS_PER_DEVICE, MAXPHYSADDR, MAXPHYSADDR_LIMIT
+from vfiomgr.libvirt.releases import (
+    INTERRUPTS_ONLY,
+    LOCKS_PER_DEVICE,
+    MAXPHYSADDR,
+    MAXPHYSADDR_LIMIT,
+)
 from vfiomgr.pci.memory import TCG_BITS
 from vfiomgr.units import GIB, Version, size
 from vfiomgr.value import Value

@@ -29,20 +29,16 @@ from vfiomgr.libvirt.build.limits import (
 )
 from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
 from vfiomgr.libvirt.build.vf_token import HOW
-from vfiomgr.libvirt.model import (
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, DomainIommu, PciController
+from vfiomgr.libvirt.releases import (
     ACPI_NODESET,
     AMD_IOMMU,
     DOMAIN_IOMMUFD,
-    EXPANDER,
     FIRMWARE_FEATURES,
     MAXPHYSADDR_LIMIT,
     PORT_MEMORY,
-    ROOT_PORT,
     ROOT_PORT_WITHOUT_HOTPLUG,
-    TO_PCI,
     VIRTIO_IOMMU,
-    DomainIommu,
-    PciController,
 )
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import is_uuid

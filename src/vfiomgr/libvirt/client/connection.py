@@ -22,7 +22,7 @@ from vfiomgr.libvirt.client.binding import (
     split_uri,
 )
 from vfiomgr.libvirt.client.domains import DomainCalls
-from vfiomgr.libvirt.model import MDEV_AUTOSTART, MDEV_DEFINITION
+from vfiomgr.libvirt.releases import MDEV_AUTOSTART, MDEV_DEFINITION
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

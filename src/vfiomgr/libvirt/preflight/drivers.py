@@ -10,8 +10,9 @@ from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.host.selinux import HOOK_TYPE, HOOKS_BOOLEAN, boolean_file
 from vfiomgr.libvirt.hook import OPT_IN, tuning_of
-from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
+from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
+from vfiomgr.libvirt.releases import VENDOR_FUNCTION
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.readiness_hints import (

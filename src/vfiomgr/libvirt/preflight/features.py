@@ -16,7 +16,7 @@ from vfiomgr.guests.iommufd import (
     is_peer,
     lacks_iommufd,
 )
-from vfiomgr.libvirt.model import (
+from vfiomgr.libvirt.releases import (
     ACPI_NODESET,
     AMD_IOMMU,
     DOMAIN_IOMMUFD,
@@ -37,8 +37,9 @@ from vfiomgr.paths import IOMMU_NODE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu, Feature
+    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu
     from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.libvirt.releases import Feature
 
 
 _IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}

@@ -15,10 +15,10 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM, most_vcpus
-from vfiomgr.libvirt.model import ADDS_EIM, MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.libvirt.preflight.command_line import devices
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.viommu import Q35
+from vfiomgr.libvirt.releases import ADDS_EIM, MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import IOMMU_UNITS
 from vfiomgr.pci.memory import (

@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.model import (
-    DOMAIN_IOMMUFD,
-    EXPANDER,
-    IOMMUFD,
-    SMMU_ACCEL,
-    SMMU_BUS,
-    TO_PCI,
-    DomainIommu,
-)
+from vfiomgr.libvirt.model import EXPANDER, TO_PCI, DomainIommu
 from vfiomgr.libvirt.preflight.command_line import values_of
 from vfiomgr.libvirt.preflight.context import ROOT_BUS
+from vfiomgr.libvirt.releases import DOMAIN_IOMMUFD, IOMMUFD, SMMU_ACCEL, SMMU_BUS
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.units import Version
 
