@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     Derive = Callable[[HostSnapshot, Created, str], Value]
 
 _ENDINGS = (".json", ".json.gz")
-_LAYOUT = 1
+_LAYOUT = 2
 """The version of the tables and of what is kept in them."""
 _TABLES = """\
 CREATE TABLE IF NOT EXISTS derived (
     kind TEXT, file TEXT, stamp TEXT, value BLOB, PRIMARY KEY (kind, file)
-) WITHOUT ROWID
+)
 """
 _FRESH = 2_000_000_000
 """Nanoseconds."""
@@ -73,18 +73,22 @@ def files_in(places: Iterable[str]) -> list[str]:
 class Index(Generic[_D]):
     """What `derive` makes of snapshots, by file; `kind` names it among others of a directory.
 
-    Without a writable cache directory, all files are read each time, which is said once.
+    `of_what` is what it depends on besides: an entry for another one is replaced. Without a
+    writable cache directory, all files are read each time, which is noted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first have defaults, or are functions
         self,
         kind: str,
         form: type[_D],
         derive: Callable[[HostSnapshot, Created, str], _D],
         on_note: Callable[[str], None],
+        *,
         now: Callable[[], int] = time.time_ns,
+        of_what: str = "",
     ) -> None:
-        self._kind = f"{kind} {__version__}"
+        self._kind = kind
+        self._made_by = f"{__version__} {of_what}"
         self._read = msgspec.msgpack.Decoder(form).decode
         self._derive = derive
         self._note = on_note
@@ -104,7 +108,7 @@ class Index(Generic[_D]):
     ) -> Iterator[tuple[str, _D | Unreadable]]:
         query = "SELECT file, stamp, value FROM derived WHERE kind = ?"
         known = {name: (s, v) for name, s, v in database.execute(query, (self._kind,))}
-        stamps = {name: _stamp(os.path.join(directory, name)) for name in names}
+        stamps = {name: self._stamp(os.path.join(directory, name)) for name in names}
         stale = [n for n in names if not stamps[n] or known.get(n, ("",))[0] != stamps[n]]
         paths = [os.path.join(directory, name) for name in stale]
         fresh = dict(zip(stale, _derived(self._derive, paths), strict=True))
@@ -113,32 +117,46 @@ class Index(Generic[_D]):
             (self._kind, name, stamps[name], value)
             for name, value in fresh.items()
             if isinstance(value, bytes)
-            and stamps[name] == _stamp(os.path.join(directory, name))
+            and stamps[name] == self._stamp(os.path.join(directory, name))
             and int(stamps[name].partition(" ")[0]) < settled
         ]
-        absent = (n for n in known.keys() - stamps.keys() if not _stamp(os.path.join(directory, n)))
+        others = known.keys() - stamps.keys()
+        absent = (n for n in others if not os.path.lexists(os.path.join(directory, n)))
         with suppress(sqlite3.OperationalError), database:  # another run writes, or no space
             gone = [(self._kind, name) for name in absent]
             database.executemany("DELETE FROM derived WHERE kind = ? AND file = ?", gone)
             database.executemany("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", kept)
         for name in names:
-            found = fresh[name] if name in fresh else known[name][1]
-            value = found if isinstance(found, Unreadable) else self._read(found)
-            yield os.path.join(directory, name), value
+            path = os.path.join(directory, name)
+            yield path, self._value(path, fresh[name] if name in fresh else known[name][1])
+
+    def _value(self, path: str, kept: bytes | Unreadable) -> _D | Unreadable:
+        try:
+            return kept if isinstance(kept, Unreadable) else self._read(kept)
+        except msgspec.MsgspecError:  # the entry is damaged
+            found = _derived_from(self._derive, path)
+            return found if isinstance(found, Unreadable) else self._read(found)
+
+    def _stamp(self, file: str) -> str:
+        """What changes with the content of a file and what is derived; empty without a file."""
+        try:
+            found = os.stat(file)
+        except OSError:
+            return ""
+        times = f"{found.st_ctime_ns} {found.st_mtime_ns}"
+        return f"{times} {found.st_size} {found.st_ino} {self._made_by}"
 
     def _opened(self, directory: str) -> sqlite3.Connection:
         digest = sha256(os.path.abspath(directory).encode()).hexdigest()[:16]
-        place = os.path.join(cache_directory(), f"{digest}.sqlite")
+        cache = cache_directory()
+        place = os.path.join(cache, f"{digest}.sqlite")
         try:
-            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-            return _database(place)
-        except sqlite3.DatabaseError:  # damaged, or of another version of SQLite
-            with suppress(OSError, sqlite3.Error):
-                os.unlink(place)
-                return _database(place)
+            os.makedirs(cache, mode=0o700, exist_ok=True)
+            if os.stat(cache).st_uid == os.geteuid():  # not the one of the user before sudo
+                return _of_user(place)
         except OSError:
             pass
-        self._note(f"cannot keep an index in {os.path.dirname(place)}: all files are read")
+        self._note(f"cannot keep an index in {cache}: all files are read")
         return _database(":memory:")
 
 
@@ -148,24 +166,24 @@ def cache_directory() -> str:
     return os.path.join(cache, "vfiomgr", "fleet")
 
 
+def _of_user(place: str) -> sqlite3.Connection:
+    """The database in a file, which only the user can read; made again if it is damaged."""
+    os.close(os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        return _database(place)
+    except sqlite3.DatabaseError:
+        os.unlink(place)
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return _database(place)
+
+
 def _database(place: str) -> sqlite3.Connection:
     database = sqlite3.connect(place, timeout=5)
-    if place != ":memory:":
-        os.chmod(place, 0o600)
     if database.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
         database.execute("DROP TABLE IF EXISTS derived")
         database.execute(f"PRAGMA user_version = {_LAYOUT}")
     database.execute(_TABLES)
     return database
-
-
-def _stamp(file: str) -> str:
-    """What changes with the content of a file; empty if there is none."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return ""
-    return f"{found.st_ctime_ns} {found.st_mtime_ns} {found.st_size} {found.st_ino}"
 
 
 def _derived(derive: Derive, files: Sequence[str]) -> Iterable[bytes | Unreadable]:

@@ -175,14 +175,19 @@ def choose(
     The number is the least possible one. Either a guest has a unit entirely, or its GPUs serve
     vGPUs or GPU instances, each on its own.
     """
+    none = (0,) * len(wanted)
+    has_parts = any(one.kind != "gpu" for one in wanted)
+    least = (0, sum(one.count for one in wanted if one.kind == "gpu"))
     states: _States = {tuple(one.count for one in wanted): (0, 0, ())}
     for unit in values_by_key((gpu.unit, gpu) for gpu in gpus).values():
         shared = states
-        for gpu in unit:
+        for gpu in unit if has_parts else ():
             shared = _merged(shared, _continued(shared, _parts_of(gpu, wanted, reserved)))
         entire = _continued(states, _entire(unit, wanted, reserved))
         states = _merged(shared, entire)
-    found = states.get((0,) * len(wanted))
+        if none in states and states[none][:2] == least:
+            break
+    found = states.get(none)
     return None if found is None else (found[0], found[2])
 
 

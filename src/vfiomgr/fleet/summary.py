@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.values import Holder
 
 _OF_USERS = frozenset({"in-use", "held-by-guest", "held-by-pod", "held-by-claim"})
-_NOT_ROOT = "its users are unknown: the snapshot was not created by root"
+_NO_USERS = "its users are not in the snapshot (created without root, or of a recorded host)"
 _MOST = 3
 
 
@@ -133,15 +133,15 @@ def _judged(
     busy = next((one for one in mine if one.rule in _OF_USERS), None)
     if busy is not None:
         return "used", busy.summary
-    if host.users.processes is None:
-        return "unknown", _NOT_ROOT
     unread = iommu_unread(host)
     if unread:
         return "unknown", unread[0]
-    if not against:
-        return "free", ""
     firm = [one for one in (*mine, *against) if one.rule != guards.UNKNOWN]
-    return ("unavailable", firm[0].summary) if firm else ("unknown", against[0].summary)
+    if firm:
+        return "unavailable", firm[0].summary
+    if host.users.processes is None:
+        return "unknown", _NO_USERS
+    return ("unknown", against[0].summary) if against else ("free", "")
 
 
 def users_of(host: HostSnapshot, device: PciDevice) -> Iterator[str]:

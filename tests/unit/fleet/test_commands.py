@@ -154,7 +154,7 @@ def test_guests_of_a_host_are_placed(run: Run, fleet: Path) -> None:
 def test_guests_that_are_unknown_are_not_none(run: Run, fleet: Path) -> None:
     answer = run("fleet", "drain", str(fleet), "--host", "gpu10")
     assert answer.status == 4
-    assert "the guests of gpu10 are unknown: its snapshot was not created by root" in answer.stderr
+    assert "the guests of gpu10 are unknown: its snapshot has no users of devices" in answer.stderr
     absent = run("fleet", "drain", str(fleet), "--host", "gpu3")
     assert absent.status == 2
     assert "hosts: gpu1, gpu2, gpu10" in absent.stderr
@@ -223,6 +223,28 @@ def test_an_export_may_be_a_copy(run: Run, fleet: Path, tmp_path: Path) -> None:
     again = run(*words)
     assert again.status == 2
     assert f"not an empty directory: {output}" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("place {} --gpu 2x", ["2x10de:2235", "2xA40"]),
+        ("place {} --gpu A", ["A40"]),
+        ("place {} --vgpu ", []),
+        ("place {}/none --gpu ", []),
+        ("drain {} --host gpu1", ["gpu1", "gpu10"]),
+    ],
+)
+def test_names_of_the_fleet_complete(
+    run: Run, fleet: Path, monkeypatch: pytest.MonkeyPatch, typed: str, found: list[str]
+) -> None:
+    (fleet / "gpu3.json").write_text("{")
+    monkeypatch.setenv("_VFIOMGR_COMPLETE", "zsh_complete")
+    monkeypatch.setenv("COMP_WORDS", f"vfiomgr fleet {typed.format(fleet)}")
+    answer = run()
+    assert (answer.status, answer.stderr) == (0, "")
+    lines = answer.stdout.splitlines()
+    assert [line.removeprefix("plain,").partition("\t")[0] for line in lines if line] == found
 
 
 @pytest.mark.parametrize(

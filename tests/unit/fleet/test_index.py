@@ -45,7 +45,7 @@ class Reader:
 
         newest = max(os.stat(file).st_ctime_ns for file in files_in([str(self.directory)]))
         later = newest + self.later
-        known = Index(kind, HostSummary, derive, self.notes.append, lambda: later)
+        known = Index(kind, HostSummary, derive, self.notes.append, now=lambda: later)
         return fleet_of(known.of(files_in([str(self.directory)])))
 
 
@@ -120,6 +120,51 @@ def test_a_damaged_index_is_made_again(reader: Reader, damage: bytes) -> None:
     reader()
     assert reader.read == []
     assert reader.notes == []
+
+
+def test_a_damaged_entry_is_derived_again(reader: Reader) -> None:
+    first = reader()
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE derived SET value = x'00' WHERE file = 'gpu1.json.gz'")
+    assert reader() == first
+    assert reader.read == ["gpu1.json.gz"]
+
+
+def test_the_index_of_another_user_is_not_used(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader()
+    monkeypatch.setattr(os, "geteuid", lambda: 1 << 20)
+    reader()
+    assert len(reader.read) == 2
+    assert "cannot keep an index in" in reader.notes[0]
+
+
+def test_an_index_is_no_link(reader: Reader) -> None:
+    reader()
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    target = reader.directory.parent / "target"
+    target.write_bytes(b"")
+    file.unlink()
+    file.symlink_to(target)
+    reader()
+    assert target.read_bytes() == b""
+    assert "cannot keep an index in" in reader.notes[0]
+
+
+def test_what_it_depends_on_besides_replaces_entries(reader: Reader) -> None:
+    files = files_in([str(reader.directory)])
+    newest = max(os.stat(file).st_ctime_ns for file in files)
+    for text in ("a", "b"):
+        note = reader.notes.append
+        known = Index(
+            "drift", HostSummary, summarize, note, now=lambda: newest + HOUR, of_what=text
+        )
+        assert len(dict(known.of(files))) == 2
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    with sqlite3.connect(file) as database:
+        assert database.execute("SELECT count(*) FROM derived").fetchall() == [(2,)]
 
 
 def test_without_a_cache_directory_all_is_read(

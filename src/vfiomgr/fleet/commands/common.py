@@ -37,7 +37,7 @@ def directories() -> Callable[[Any], Any]:
 
 def hosts_of(places: Iterable[str], on_note: Callable[[str], None] = note) -> Fleet[HostSummary]:
     """The hosts of directories."""
-    return read_fleet(places, "summary", HostSummary, summarize, on_note)
+    return read_fleet(places, "summary", HostSummary, summarize, on_note=on_note)
 
 
 def silent(_text: str) -> None:
@@ -49,7 +49,9 @@ def read_fleet(
     kind: str,
     form: type[_D],
     derive: Any,  # noqa: ANN401 - the function of an `Index`
+    *,
     on_note: Callable[[str], None] = note,
+    of_what: str = "",
 ) -> Fleet[_D]:
     """What is derived from the snapshots of directories; what cannot be read is noted.
 
@@ -61,7 +63,8 @@ def read_fleet(
     if not files:
         message = f"no snapshots in {', '.join(places)} (files that end in .json or .json.gz)"
         raise UsageError(message, "create one on each host: vfiomgr snapshot > HOST.json")
-    found: Fleet[_D] = fleet_of(Index(kind, form, derive, on_note).of(files))  # type: ignore[type-var]
+    known = Index(kind, form, derive, on_note, of_what=of_what)  # type: ignore[type-var]
+    found: Fleet[_D] = fleet_of(known.of(files))
     shown, more = first_of([one.why for one in found.unreadable], _NAMED)
     for text in (*shown, *more):
         on_note(f"unknown host: {text}")

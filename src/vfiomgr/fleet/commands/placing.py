@@ -246,8 +246,8 @@ def drain(
         raise UsageError(message, f"hosts: {', '.join((*shown, *more))}")
     snapshot, _ = load_dated(leaving.path)
     if snapshot.users.processes is None:
-        message = f"the guests of {name} are unknown: its snapshot was not created by root"
-        raise Refusal(message, "create it as root: sudo vfiomgr snapshot")
+        message = f"the guests of {name} are unknown: its snapshot has no users of devices"
+        raise Refusal(message, "create it as root, on the running host: sudo vfiomgr snapshot")
     others = [host for host in fleet.hosts if host.name != name]
     order: Order = "pack" if is_packed else "spread"
     moves = drained(snapshot, others, _reserved(reservations, fleet), order)

@@ -96,7 +96,7 @@ def _compared(
     chosen, _ = layout_in(text, source, name)
     derive = partial(drift_of, text, source, name)
     digest = sha256(f"{name}\\n{text}".encode()).hexdigest()
-    drift = read_fleet(places, f"drift {digest}", Drift, derive, silent)
+    drift = read_fleet(places, "drift", Drift, derive, on_note=silent, of_what=digest)
     by_path = {one.path: one.drift for one in drift.hosts}
     return tuple(replace(host, layout=chosen, drift=by_path.get(host.path)) for host in known)
 
