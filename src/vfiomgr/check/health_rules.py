@@ -257,7 +257,8 @@ def gone(host: HostSnapshot) -> Iterator[Diagnostic]:
             (f"{pci_device(address)} does not exist",),
             "it was removed, or it lost its link or power; its guest lost it too",
             "check the kernel log of its port (pciehp, DPC): vfiomgr explain --log; rescan: "
-            "echo 1 > /sys/bus/pci/rescan; if it stays away, power-cycle the host",
+            "echo 1 > /sys/bus/pci/rescan; if it stays away, power-cycle the host. If a person "
+            "removed it, this finding ends with the next boot",
             subject=address,
         )
 

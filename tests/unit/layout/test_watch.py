@@ -22,6 +22,7 @@ from vfiomgr.layout.parts import Change, Difference
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.watch import LayoutWatch, WatchEvent, await_reason
 from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.snapshot.health import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -367,6 +368,14 @@ def test_a_host_is_watched_and_not_touched(tmp_path: Path) -> None:
     )
     assert f"drift {GPU}" in said
     assert drivers(kernel, GPU) == ["vfio-pci"]
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+def test_readings_of_devices_are_noted_by_root(tmp_path: Path, *, enforce: bool) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(layout(), tree=kernel)
+    watched(kernel, enforce=enforce)
+    assert kernel.exists(RECORD) == enforce
 
 
 def test_what_is_moved_by_hand_is_moved_back(tmp_path: Path) -> None:

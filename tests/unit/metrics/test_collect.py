@@ -23,6 +23,7 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
+from vfiomgr.snapshot.health import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,8 +115,10 @@ def test_a_device_that_is_gone_is_missing_until_that_is_accepted(
     file = str(tmp_path / "vfiomgr.prom")
     assert run("metrics").status == 0
     assert not kernel.exists(DEVICES)  # printing remembers nothing
+    assert not kernel.exists(RECORD)
     for _ in range(2):
         assert run("metrics", "--output", file).status == 0
+        assert kernel.exists(RECORD)
         assert samples(run("metrics").stdout, "device_missing")[GPU] == 0
     kernel.unplug(GPU)
     run("metrics", "--output", file)
