@@ -11,8 +11,7 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   executable:
-    description:
-      - The command C(vfiomgr) on the managed host, as a name or a path.
+    description: The command C(vfiomgr) on the managed host, as a name or a path.
     type: path
     default: vfiomgr
 requirements:

@@ -56,8 +56,11 @@ class Vfiomgr:
         return self._fail(command, status, stdout, stderr)
 
     def change(self, *arguments, data=None):
-        """Run a command that changes the host, or in check mode plan it; return the document."""
-        before = options(self._module.params, timeout="--timeout")
+        """Run a command that changes the host, or in check mode plan it; return the document.
+
+        Without pipelining a task has a terminal, on which vfiomgr would ask.
+        """
+        before = ["--yes", *options(self._module.params, timeout="--timeout")]
         if self._module.check_mode:
             before.append("--dry-run")
         return self.document(*before, *arguments, data=data)[1]

@@ -15,8 +15,7 @@ author:
   - vfiomgr developers (@vfiomgr)
 options:
   devices:
-    description:
-      - PCI addresses, or PCI IDs, e.g. V(10de:2684) for all devices of a model.
+    description: PCI addresses, or PCI IDs, e.g. V(10de:2684) for all devices of a model.
     type: list
     elements: str
     required: true
@@ -28,18 +27,15 @@ options:
     choices: [bound, unbound]
     default: bound
   persist:
-    description:
-      - With O(state=bound), bind them again at each boot and when they are plugged in.
+    description: With O(state=bound), bind them again at each boot and when they are plugged in.
     type: bool
     default: false
   at_boot:
-    description:
-      - With O(state=bound), bind them at each boot and leave them alone until then.
+    description: With O(state=bound), bind them at each boot and leave them alone until then.
     type: bool
     default: false
   forget:
-    description:
-      - With O(state=unbound), also remove the rules of O(persist) and O(at_boot).
+    description: With O(state=unbound), also remove the rules of O(persist) and O(at_boot).
     type: bool
     default: false
   driver:
@@ -51,8 +47,7 @@ options:
       - With O(state=bound), the user that may open the VFIO nodes, as C(USER) or C(USER:GROUP).
     type: str
   reset_method:
-    description:
-      - With O(state=bound), reset the devices only by this method until they are unbound.
+    description: With O(state=bound), reset the devices only by this method until they are unbound.
     type: str
     choices: [device_specific, acpi, flr, af_flr, pm, bus, cxl_bus]
   d3cold:
@@ -61,13 +56,11 @@ options:
     type: bool
     default: true
   function_only:
-    description:
-      - Leave the other functions of the slots alone.
+    description: Leave the other functions of the slots alone.
     type: bool
     default: false
   with_group:
-    description:
-      - Include all devices of the IOMMU groups.
+    description: Include all devices of the IOMMU groups.
     type: bool
     default: false
   allow:
@@ -76,18 +69,11 @@ options:
       - With O(state=unbound) only V(in-use).
     type: list
     elements: str
-    choices:
-      - boot-display
-      - default-route
-      - host-peripheral
-      - in-use
-      - mounted-disk
-      - reserved-region
-      - vgpu-function
+    choices: [boot-display, default-route, host-peripheral, in-use, mounted-disk, reserved-region,
+      vgpu-function]
     default: []
   update_initramfs:
-    description:
-      - Rebuild the initramfs if its udev rules change.
+    description: Rebuild the initramfs if its udev rules change.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -116,15 +102,9 @@ devices:
   type: list
   elements: dict
   contains:
-    address:
-      description: PCI address of the function.
-      type: str
-    driver:
-      description: Its driver now, or null if it has none.
-      type: str
-    iommu_group:
-      description: Number of its IOMMU group, or null.
-      type: int
+    address: {description: PCI address of the function., type: str}
+    driver: {description: "Its driver now, or null if it has none.", type: str}
+    iommu_group: {description: "Number of its IOMMU group, or null.", type: int}
     node:
       description: The VFIO node that a guest opens, or null.
       type: str
@@ -134,11 +114,7 @@ steps:
   returned: success
   type: list
   elements: str
-notes:
-  description: What a reader should know.
-  returned: success
-  type: list
-  elements: str
+notes: {description: What a reader should know., returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

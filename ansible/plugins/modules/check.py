@@ -16,20 +16,17 @@ author:
   - vfiomgr developers (@vfiomgr)
 options:
   domains:
-    description:
-      - Names of domains of libvirt to check, instead of the host.
+    description: Names of domains of libvirt to check, instead of the host.
     type: list
     elements: str
     default: []
   fail_on:
-    description:
-      - The least severity of a finding that fails the task.
+    description: The least severity of a finding that fails the task.
     type: str
     choices: [blocker, warning, never]
     default: blocker
   strict:
-    description:
-      - Whether the task also fails if a fact that decides the result is unknown.
+    description: Whether the task also fails if a fact that decides the result is unknown.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -60,29 +57,13 @@ findings:
   type: list
   elements: dict
   contains:
-    id:
-      description: The rule; C(vfiomgr explain) explains it.
-      type: str
-      sample: no-iommu
-    severity:
-      description: V(blocker), V(warning) or V(info).
-      type: str
-    title:
-      description: What was found.
-      type: str
-    evidence:
-      description: Where it was seen.
-      type: list
-      elements: str
-    why:
-      description: Why it matters.
-      type: str
-    remedy:
-      description: What resolves it.
-      type: str
-    domain:
-      description: The domain; only with O(domains).
-      type: str
+    id: {description: The rule; C(vfiomgr explain) explains it., type: str, sample: no-iommu}
+    severity: {description: "V(blocker), V(warning) or V(info).", type: str}
+    title: {description: What was found., type: str}
+    evidence: {description: Where it was seen., type: list, elements: str}
+    why: {description: Why it matters., type: str}
+    remedy: {description: What resolves it., type: str}
+    domain: {description: The domain; only with O(domains)., type: str}
 unknown:
   description: What decides the result and could not be read, with the reason.
   returned: always

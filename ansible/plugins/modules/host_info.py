@@ -24,8 +24,7 @@ options:
     choices: [devices, groups, vgpus, vgpu_types, definitions, persistent, snapshot]
     default: [devices, vgpus]
   all_devices:
-    description:
-      - Whether RV(devices) has all PCI functions. By default it has GPUs and accelerators.
+    description: Whether RV(devices) has all PCI functions. By default it has GPUs and accelerators.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -56,49 +55,25 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-version:
-  description: The version of vfiomgr.
-  returned: success
-  type: str
-  sample: 1.0.0
+version: {description: The version of vfiomgr., returned: success, type: str, sample: 1.0.0}
 devices:
   description: The devices by address, as C(vfiomgr list) prints them.
   returned: if requested
   type: list
   elements: dict
   contains:
-    address:
-      description: PCI address of the function.
-      type: str
-      sample: "0000:41:00.0"
-    name:
-      description: Name of the device.
-      type: str
-    vendor_id:
-      description: Vendor ID, four hexadecimal digits.
-      type: str
-      sample: 10de
-    device_id:
-      description: Device ID, four hexadecimal digits.
-      type: str
-      sample: "2235"
-    driver:
-      description: Its driver, or null if it has none.
-      type: str
-      sample: vfio-pci
+    address: {description: PCI address of the function., type: str, sample: "0000:41:00.0"}
+    name: {description: Name of the device., type: str}
+    vendor_id: {description: "Vendor ID, four hexadecimal digits.", type: str, sample: 10de}
+    device_id: {description: "Device ID, four hexadecimal digits.", type: str, sample: "2235"}
+    driver: {description: "Its driver, or null if it has none.", type: str, sample: vfio-pci}
     state:
       description: V(host), V(vfio), V(in-use), V(vgpu) or V(no-driver).
       type: str
       sample: vfio
-    iommu_group:
-      description: Number of its IOMMU group, or null.
-      type: int
-    numa_node:
-      description: Its NUMA node, or null if it is unknown.
-      type: int
-    vram_mib:
-      description: Memory of a GPU in MiB, as far as it is known.
-      type: int
+    iommu_group: {description: "Number of its IOMMU group, or null.", type: int}
+    numa_node: {description: "Its NUMA node, or null if it is unknown.", type: int}
+    vram_mib: {description: "Memory of a GPU in MiB, as far as it is known.", type: int}
     users:
       description: Processes that have its VFIO node open, or null if they are unknown.
       type: list
@@ -109,20 +84,10 @@ groups:
   type: list
   elements: dict
   contains:
-    number:
-      description: Number of the group.
-      type: int
-    is_viable:
-      description: Whether a guest can use it now.
-      type: bool
-    obstacles:
-      description: What prevents that.
-      type: list
-      elements: str
-    members:
-      description: Its functions and mediated devices.
-      type: list
-      elements: dict
+    number: {description: Number of the group., type: int}
+    is_viable: {description: Whether a guest can use it now., type: bool}
+    obstacles: {description: What prevents that., type: list, elements: str}
+    members: {description: Its functions and mediated devices., type: list, elements: dict}
 vgpus:
   description: The active vGPUs, as C(vfiomgr vgpu list) prints them.
   returned: if requested
@@ -132,15 +97,9 @@ vgpus:
     name:
       description: UUID of the mediated device, or address of the virtual function.
       type: str
-    parent:
-      description: The GPU or virtual function that it is created on.
-      type: str
-    type:
-      description: ID of its type.
-      type: str
-    type_name:
-      description: Name of its type, or null.
-      type: str
+    parent: {description: The GPU or virtual function that it is created on., type: str}
+    type: {description: ID of its type., type: str}
+    type_name: {description: "Name of its type, or null.", type: str}
     users:
       description: Processes that use it, or null if they are unknown.
       type: list
@@ -151,18 +110,12 @@ vgpu_types:
   type: list
   elements: dict
   contains:
-    gpu:
-      description: Address of the GPU, or name of the parent device.
-      type: str
-    name:
-      description: Name of the type.
-      type: str
+    gpu: {description: "Address of the GPU, or name of the parent device.", type: str}
+    name: {description: Name of the type., type: str}
     available_instances:
       description: Number that can be created now, or null if it is unknown.
       type: int
-    active:
-      description: Number of active vGPUs of the type.
-      type: int
+    active: {description: Number of active vGPUs of the type., type: int}
 definitions:
   description: The vGPU definitions, as C(vfiomgr vgpu list --defined) prints them.
   returned: if requested
@@ -172,30 +125,20 @@ definitions:
     name:
       description: UUID of the mediated device, or address of the virtual function.
       type: str
-    parent:
-      description: The GPU or virtual function that it is created on.
-      type: str
-    start:
-      description: V(auto) or V(manual).
-      type: str
-    state:
-      description: V(active), V(inactive), V(in-use) or V(other).
-      type: str
+    parent: {description: The GPU or virtual function that it is created on., type: str}
+    start: {description: V(auto) or V(manual)., type: str}
+    state: {description: "V(active), V(inactive), V(in-use) or V(other).", type: str}
 persistent:
   description: Functions that are bound at each boot, as C(vfiomgr list --persistent) prints them.
   returned: if requested
   type: list
   elements: dict
   contains:
-    address:
-      description: PCI address of the function.
-      type: str
+    address: {description: PCI address of the function., type: str}
     driver:
       description: The driver that it is bound to at boot, or null if it is only reserved.
       type: str
-    owner:
-      description: V(vfiomgr), V(layout) or V(driverctl).
-      type: str
+    owner: {description: "V(vfiomgr), V(layout) or V(driverctl).", type: str}
 snapshot:
   description: All facts of the host, as C(vfiomgr snapshot) prints them.
   returned: if requested

@@ -36,8 +36,7 @@ options:
       - For a file of the controller, use O(content) with the lookup P(ansible.builtin.file#lookup).
     type: path
   name:
-    description:
-      - The name of the layout, if the file has several.
+    description: The name of the layout, if the file has several.
     type: str
   fail_on_drift:
     description:
@@ -47,18 +46,11 @@ options:
     type: bool
     default: false
   allow:
-    description:
-      - Safety checks to override; the error message names them.
+    description: Safety checks to override; the error message names them.
     type: list
     elements: str
-    choices:
-      - boot-display
-      - default-route
-      - host-peripheral
-      - in-use
-      - mounted-disk
-      - reserved-region
-      - vgpu-function
+    choices: [boot-display, default-route, host-peripheral, in-use, mounted-disk, reserved-region,
+      vgpu-function]
     default: []
   adopt:
     description:
@@ -67,8 +59,7 @@ options:
     type: bool
     default: false
   enforce:
-    description:
-      - With O(state=installed), also correct drift after the boot.
+    description: With O(state=installed), also correct drift after the boot.
     type: bool
     default: false
   update_initramfs:
@@ -125,17 +116,9 @@ differences:
     device:
       description: An address, or the name of a vGPU parent; empty for a missing device.
       type: str
-    name:
-      description: Its model.
-      type: str
-    found:
-      description: How the host is.
-      type: str
-      sample: host (nvidia)
-    wanted:
-      description: How it should be.
-      type: str
-      sample: passthrough (VFIO)
+    name: {description: Its model., type: str}
+    found: {description: How the host is., type: str, sample: host (nvidia)}
+    wanted: {description: How it should be., type: str, sample: passthrough (VFIO)}
 unknown:
   description: What could not be compared, with the reason.
   returned: with O(fail_on_drift)

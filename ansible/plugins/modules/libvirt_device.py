@@ -15,30 +15,25 @@ author:
   - vfiomgr developers (@vfiomgr)
 options:
   domain:
-    description:
-      - The name of the domain.
+    description: The name of the domain.
     type: str
     required: true
   devices:
-    description:
-      - PCI addresses, or UUIDs of mediated devices.
+    description: PCI addresses, or UUIDs of mediated devices.
     type: list
     elements: str
     required: true
   state:
-    description:
-      - Whether the domain has the devices.
+    description: Whether the domain has the devices.
     type: str
     choices: [present, absent]
     default: present
   live:
-    description:
-      - Change the running guest.
+    description: Change the running guest.
     type: bool
     default: false
   config:
-    description:
-      - Change the definition, for the next start.
+    description: Change the definition, for the next start.
     type: bool
     default: false
   managed:
@@ -47,20 +42,17 @@ options:
     type: bool
     default: false
   function_only:
-    description:
-      - Leave the other functions of the slots out.
+    description: Leave the other functions of the slots out.
     type: bool
     default: false
   allow:
-    description:
-      - With O(state=present), also attach devices that another domain claims.
+    description: With O(state=present), also attach devices that another domain claims.
     type: list
     elements: str
     choices: [claimed]
     default: []
   connect:
-    description:
-      - The URI of libvirt.
+    description: The URI of libvirt.
     type: str
     default: qemu:///system
 extends_documentation_fragment:
@@ -89,23 +81,11 @@ devices:
   type: list
   elements: dict
   contains:
-    device:
-      description: PCI address or UUID.
-      type: str
-    live:
-      description: Whether the running guest was changed.
-      type: bool
-    config:
-      description: Whether the definition was changed.
-      type: bool
-    xml:
-      description: The element of the domain.
-      type: str
-notes:
-  description: What a reader should know.
-  returned: success
-  type: list
-  elements: str
+    device: {description: PCI address or UUID., type: str}
+    live: {description: Whether the running guest was changed., type: bool}
+    config: {description: Whether the definition was changed., type: bool}
+    xml: {description: The element of the domain., type: str}
+notes: {description: What a reader should know., returned: success, type: list, elements: str}
 """
 
 from ansible.module_utils.basic import AnsibleModule

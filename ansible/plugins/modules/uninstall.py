@@ -22,14 +22,12 @@ options:
     type: bool
     default: false
   keep:
-    description:
-      - With O(unbind), PCI addresses of devices that stay on their drivers.
+    description: With O(unbind), PCI addresses of devices that stay on their drivers.
     type: list
     elements: str
     default: []
   update_initramfs:
-    description:
-      - Whether the initramfs is rebuilt if it contains udev rules of C(vfiomgr).
+    description: Whether the initramfs is rebuilt if it contains udev rules of C(vfiomgr).
     type: bool
     default: true
 extends_documentation_fragment:

@@ -14,8 +14,7 @@ author:
   - vfiomgr developers (@vfiomgr)
 options:
   name:
-    description:
-      - The UUID of a mediated device, or the address of the virtual function of a vGPU.
+    description: The UUID of a mediated device, or the address of the virtual function of a vGPU.
     type: str
     required: true
   state:
@@ -37,26 +36,22 @@ options:
         virtual function, its O(name) says it.
     type: str
   numa_node:
-    description:
-      - With O(state=active), use a GPU of this NUMA node.
+    description: With O(state=active), use a GPU of this NUMA node.
     type: int
   strategy:
-    description:
-      - With O(state=active), fill one GPU after the other, or spread vGPUs evenly.
+    description: With O(state=active), fill one GPU after the other, or spread vGPUs evenly.
     type: str
     choices: [pack, spread]
     default: pack
   autostart:
-    description:
-      - With O(state=defined), whether the vGPU starts at boot. Unchanged by default.
+    description: With O(state=defined), whether the vGPU starts at boot. Unchanged by default.
     type: bool
   attributes:
     description:
       - With O(state=defined), attributes to write at each start, instead of all defined ones.
     type: dict
   allow:
-    description:
-      - With O(state=absent), try even if a guest uses the vGPU.
+    description: With O(state=absent), try even if a guest uses the vGPU.
     type: list
     elements: str
     choices: [in-use]
@@ -95,11 +90,7 @@ steps:
   returned: success
   type: list
   elements: str
-notes:
-  description: What a reader should know.
-  returned: success
-  type: list
-  elements: str
+notes: {description: What a reader should know., returned: success, type: list, elements: str}
 """
 
 import re

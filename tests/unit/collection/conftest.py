@@ -30,6 +30,18 @@ class Play(Protocol):
         """Run it, with --diff."""
 
 
+class _Input(io.TextIOWrapper):
+    """What a task gives its command, or without it a terminal where nobody answers."""
+
+    def __init__(self, data: str | None) -> None:
+        super().__init__(io.BytesIO((data or "").encode()))
+        self._is_terminal = data is None
+
+    def isatty(self) -> bool:
+        """Whether it can be asked."""
+        return self._is_terminal
+
+
 @pytest.fixture(scope="session")
 def _collection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The collection where Python finds it, as Ansible's loader arranges it."""
@@ -64,7 +76,7 @@ def play(
     ) -> tuple[int, str, str]:
         assert words[0] == _PROGRAM
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((data or "").encode())))
+            patch.setattr(sys, "stdin", _Input(data))
             for name, value in (environ_update or {}).items():
                 patch.setenv(name, value)
             answer = run(*words[1:])
