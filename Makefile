@@ -6,7 +6,7 @@ UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --d
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-field test-platforms test-releases check lab lab-faults bench bench-lab docs package
+.PHONY: setup demo test test-fast test-field test-platforms test-releases test-managers check lab lab-faults bench bench-lab docs package
 .PHONY: format clean
 
 setup:
@@ -35,6 +35,10 @@ RELEASES := trixie sid $(if $(shell python3.12 -V 2>/dev/null),python3.12)
 test-releases:  ## unit tests and those with libvirt, with the Python and the libvirt of later releases
 	@tools/setup dev
 	@$(PYTHON) -m tests.releases $(RELEASES)
+
+test-managers:  ## what `layout export --for nova` prints, read by nova (400 MB in the cache)
+	@tools/setup dev
+	@$(PYTHON) -m tests.managers
 
 check: setup  ## static checks
 	.venv/bin/ruff check

@@ -57,18 +57,23 @@ _TEXT = "tag:yaml.org,2002:str"
 
 def render_layouts(file: LayoutFile) -> str:
     """The file as YAML, without default values."""
+    return yaml_text(document_of(file))
+
+
+def yaml_text(document: dict[str, Any]) -> str:
+    """A document as YAML; its texts must be `quoted` where YAML would not read them as texts."""
     yaml = YAML()
     yaml.width = UNFOLDED
     yaml.allow_unicode = False  # like JSON: nothing reaches a terminal as it is
     yaml.indent(mapping=2, sequence=4, offset=2)
     out = StringIO()
-    yaml.dump(document_of(file), out)
+    yaml.dump(document, out)
     return out.getvalue()
 
 
 def document_of(file: LayoutFile) -> dict[str, Any]:
     """The file as JSON data, with keys in a readable order."""
-    layouts = {_quoted(name): _plain(layout) for name, layout in file.layouts.items()}
+    layouts = {quoted(name): _plain(layout) for name, layout in file.layouts.items()}
     return {"version": file.version, "layouts": layouts}
 
 
@@ -80,8 +85,8 @@ def _plain(value: object, key: str = "") -> object:
         items = [_plain(item) for item in value]
         return items[0] if len(items) == 1 and key not in _LISTS else items
     if isinstance(value, dict):
-        return {_quoted(name): _plain(text) for name, text in value.items()}
-    return value if value is None or isinstance(value, bool | int) else _quoted(str(value))
+        return {quoted(name): _plain(text) for name, text in value.items()}
+    return value if value is None or isinstance(value, bool | int) else quoted(str(value))
 
 
 def _members(part: BaseModel) -> dict[str, object] | str:
@@ -96,7 +101,7 @@ def _members(part: BaseModel) -> dict[str, object] | str:
     return {key: found[key] for key in ordered if key in found}
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """In quotes if YAML, including version 1.1, would read it as something else than text."""
     kind = str(Resolver().resolve(ScalarNode, text, (True, False)))
     if kind == _TEXT and text and not _BASE_60.fullmatch(text):
@@ -105,7 +110,7 @@ def _quoted(text: str) -> str:
     return quoted
 
 
-__all__ = ["choose_layout", "find_flaws", "read_layouts", "render_layouts"]
+__all__ = ["choose_layout", "find_flaws", "quoted", "read_layouts", "render_layouts", "yaml_text"]
 
 _HINT = "see docs/layout.md for the format; print its schema with vfiomgr check layout --schema"
 _TOLD_ELSEWHERE = ("uuids are the same", "are to have the UUID")

@@ -63,7 +63,7 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
     }
     virtual = [host.device(address) for address in device.virtual_functions]
     of_guests = [vf for vf in virtual if vf.is_on_vfio]
-    settings = {tuple(_settings(host, vf).items()) for vf in of_guests}
+    settings = {tuple(settings_of(host, vf).items()) for vf in of_guests}
     if of_guests == virtual and len(settings) == 1:
         common: _Rule = dict(*settings)
         if common.keys() <= {"driver", "owner"}:
@@ -78,7 +78,7 @@ def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
     return {
         "select": {"address": str(function.address)},
         "state": "passthrough",
-        **_settings(host, function),
+        **settings_of(host, function),
     }
 
 
@@ -90,9 +90,10 @@ def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
         if device in told:
             continue
         slot = host.slot(device)
-        rule: _Rule = {"state": "passthrough", **_settings(host, device)}
+        rule: _Rule = {"state": "passthrough", **settings_of(host, device)}
         is_whole = all(
-            other.is_on_vfio and _settings(host, other) == _settings(host, device) for other in slot
+            other.is_on_vfio and settings_of(host, other) == settings_of(host, device)
+            for other in slot
         )
         if is_whole:
             told.update(slot)
@@ -102,7 +103,7 @@ def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
         yield {"select": {"address": names}, **rule}
 
 
-def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
+def settings_of(host: HostSnapshot, device: PciDevice) -> _Rule:
     """The settings of a function that differ from the defaults of `bind`."""
     found: _Rule = {}
     if device.driver != PLAIN:

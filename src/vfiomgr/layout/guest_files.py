@@ -86,15 +86,20 @@ def read_guest_files(texts: Mapping[str, str]) -> GuestFile:
     """
     found = GuestFile()
     mappings: dict[str, list[_Place]] = {}
+    divided: set[str] = set()
     for text in texts.values():
         if _MAPPING.search(text):
-            _read_mappings(text, mappings)
+            _read_mappings(text, mappings, divided)
     for source, text in texts.items():
         if _HOSTPCI.search(text):
             _proxmox_machine(text, source, mappings, found)
         elif _MAPPING.search(text):
             for name in mappings if len(texts) == 1 else ():
-                _proxmox_mapping(mappings[name], f"{source}: mapping {name}", found)
+                where = f"{source}: mapping {name}"
+                if name in divided:
+                    found.left.append(f"{where}: mdev: Proxmox creates vGPUs on it itself")
+                else:
+                    _proxmox_mapping(mappings[name], where, found)
         elif _NOVA.search(text):
             _nova(text, source, found)
         else:
@@ -200,12 +205,19 @@ class _Place(Value):
     """`10de:2235`; Proxmox refuses to start a machine with another device there."""
 
 
-def _read_mappings(text: str, found: dict[str, list[_Place]]) -> None:
+_TRUE = frozenset({"1", "on", "yes", "true"})
+"""A boolean in PVE/JSONSchema.pm (parse_boolean)."""
+
+
+def _read_mappings(text: str, found: dict[str, list[_Place]], divided: set[str]) -> None:
+    """The mappings by name, and the names of those for vGPUs."""
     name = ""
     for line in text.splitlines():
         words = line.strip().partition(" ")
         if line[:1] not in (" ", "\t", "#", ""):
             name = line.strip()
+        elif words[0] == "mdev" and words[2].strip() in _TRUE:
+            divided.add(name)
         elif words[0] == "map":
             pairs = _pairs(words[2].split(","))
             if "path" in pairs:

@@ -59,6 +59,7 @@ FREE_TEXT = {
     "--metrics": "an address of this machine",
     "--name": "a new name",
     "--namespace": "a name in some cluster",
+    "--node": "a name in some cluster",
     "--network": "a network with its options",
     "--node-selector": "labels of some cluster",
     "--overhead-cpus": "a number",

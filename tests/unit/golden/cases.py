@@ -473,6 +473,19 @@ HOST_SCENARIOS = (
     ),
     Scenario(
         "layout export",
+        """
+        .apply layout.yaml
+        layout export --for nova
+        layout export --for kubevirt
+        layout export --for proxmox --node pve1
+        layout export --for incus
+        layout export --for proxmox
+        """,
+        files=LAYOUT,
+        case="for-managers",
+    ),
+    Scenario(
+        "layout export",
         "layout export\n.apply layout.yaml\n"
         "layout export --name here\nlayout export --root nowhere",
         files=LAYOUT,

@@ -33,11 +33,13 @@ from vfiomgr.errors import (
     RollbackIncomplete,
     StillDiffers,
     VfiomgrError,
+    forbid_alone,
     forbid_together,
 )
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.layout.compare import compare, plan_of
 from vfiomgr.layout.document import render_layouts
+from vfiomgr.layout.for_managers import MANAGERS, configuration
 from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
+    from vfiomgr.layout.for_managers import Manager
     from vfiomgr.layout.named import ReviewedPlan
     from vfiomgr.layout.requests import LayoutCheckpoint
 
@@ -250,10 +253,19 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
 
 @click.command("export")
 @click.option("--name", default="exported", help="Name of the layout.  [default: exported]")
+@click.option(
+    "--for",
+    "manager",
+    type=click.Choice(MANAGERS),
+    help="Print the devices for guests as configuration of nova, KubeVirt, Proxmox VE or Incus.",
+)
+@click.option("--node", metavar="NAME", help="With --for proxmox: this host's name in the cluster.")
 @click.option("--addresses", is_flag=True, help="Select by address, and name vGPUs by UUID.")
 @session_options(*READING)
 @pass_session
-def export(session: Session, *, name: str, addresses: bool) -> None:
+def export(
+    session: Session, *, name: str, manager: Manager | None, node: str | None, addresses: bool
+) -> None:
     """Print the present state of this host as a layout.
 
     Applied on this host, the layout changes nothing. Devices are selected by model (PCI ID, and
@@ -268,8 +280,21 @@ def export(session: Session, *, name: str, addresses: bool) -> None:
       vfiomgr layout export > fleet.yaml
       vfiomgr layout export --addresses > host.yaml
       vfiomgr --snapshot host.json layout export --name web-07
+      vfiomgr layout export --for nova > pci.conf
+      vfiomgr layout export --for proxmox --node pve1
     """
+    if manager is not None and (addresses or session.format != "table"):
+        option = "--addresses" if addresses else "--format"
+        forbid_together("--for", option, "the text is in the format of that manager")
+    if manager is None and node is not None:
+        forbid_alone("--node", "--for proxmox", "only its mappings name a node")
     host = session.scan(with_gpu_modes=True)
+    if manager is not None:
+        made = configuration(host, manager, node)
+        print_text(made.text)
+        for text in made.left:
+            note(text)
+        return
     layout = exported(host, by_address=addresses)
     file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: layout}})
     if session.format == "json":
