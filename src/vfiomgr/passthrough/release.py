@@ -104,10 +104,10 @@ def _unread(host: HostSnapshot, functions: Iterable[PciDevice]) -> Iterator[Diag
 
 
 def _new_sessions(releases: Iterable[Release], agreed: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """Refuse to end sessions that began after the question."""
+    """Refuse to end sessions that began after the question; a greeter has no work to lose."""
     for one in releases:
         for session in one.sessions:
-            if session.id not in agreed:
+            if session.id not in agreed and session.kind != "greeter":
                 yield blocker(
                     "release-session",
                     one.card.device,

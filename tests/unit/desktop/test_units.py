@@ -91,6 +91,16 @@ def test_a_session_that_began_after_the_question_does_not_end(
     assert live.log == ["stop gdm.service", "end session 2", "end session 5"]
 
 
+def test_a_greeter_that_began_after_the_question_ends_with_its_display_manager(
+    tmp_path: Path,
+) -> None:
+    live = LiveDesktop(desktops.gnome(tmp_path))
+    live.desktop.node("226:0", "card0")
+    live.desktop.session("c1", UID="42", USER="gdm", CLASS="greeter", DEVICES="226:0")
+    bind(live, replace(RELEASE, agreed=("2",)))
+    assert live.log == ["stop gdm.service", "end session 2", "end session c1"]
+
+
 def test_a_session_that_begins_during_the_release_ends_it(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.gnome(tmp_path))
 
