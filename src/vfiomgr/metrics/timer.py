@@ -75,6 +75,8 @@ def render_service(program: str, output: HostPath) -> str:
     """Render the unit that writes the metrics once.
 
     It changes nothing else but its records of devices, so the host is read-only for it.
+    ProtectKernelModules= would hide /usr/lib/modules, which a check reads; modules cannot be
+    loaded without CAP_SYS_MODULE.
 
     Raises:
         Refusal: a unit cannot contain the path of the program.
@@ -92,7 +94,6 @@ ExecStart={require_plain(program)} metrics --output {output}
 {SANDBOX}CapabilityBoundingSet=~CAP_SYS_MODULE CAP_CHOWN CAP_FOWNER CAP_MKNOD
 CapabilityBoundingSet=CAP_SYSLOG
 ProtectKernelLogs=no
-ProtectKernelModules=yes
 ProtectKernelTunables=yes
 ReadWritePaths=
 ReadWritePaths={output.parent}
