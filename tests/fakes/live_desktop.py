@@ -22,7 +22,7 @@ _UEVENT = re.compile(r".*/drm/(card\d+|renderD\d+)/uevent")
 _CONSOLE = re.compile(r"/sys/class/vtconsole/vtcon1/bind")
 _SCOPE = re.compile(r"session-(\w+)\.scope")
 _SCREEN = "0000:01:00.0"
-_CLOSING = ("kwin_wayland", "sway", "labwc", "cage")
+_CLOSING = ("kwin_wayland", "sway", "labwc", "cage", "niri")
 
 
 class LiveDesktop:
@@ -171,9 +171,11 @@ class LiveDesktop:
             command = self._sysfs.get(f"/proc/{pid}/comm").strip()
             if command not in _CLOSING or command in self.deaf or text.strip() != "remove":
                 continue
-            for number, opened in enumerate(self._open(pid), 3):
+            place = f"/proc/{pid}/fd"
+            names = self._sysfs.names(place)
+            for name, opened in zip(names, self._open(pid), strict=True):
                 if opened == node:
-                    self._sysfs.drop(f"/proc/{pid}/fd/{number}")
+                    self._sysfs.drop(f"{place}/{name}")
 
     def _held(self, driver: Driver, address: str) -> str | None:
         if driver.is_vfio:

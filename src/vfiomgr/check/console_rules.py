@@ -267,13 +267,17 @@ def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
 
 
 def resets(context: DesktopCard, _facts: Readiness) -> Iterator[Diagnostic]:
-    """The findings of `check` about this card, as if it did not show the console."""
+    """The findings of `check` about this card, as if it did not show the console.
+
+    A remedy must also hold for the card as it is: nobody binds the only display at boot.
+    """
     free = replace(context.device, is_boot_display=False)
     others = (d for d in context.host.devices if not d.is_graphics_or_accelerator)
     own = replace(context.host, devices=(free, *others))
     for each in _OF_CARD:
         about = (f for f in each.find(own) if f.subject in ("", str(free)))
-        yield from (with_useful_remedies(found, own) for found in about)
+        host = context.host if context.device.is_boot_display else own
+        yield from (with_useful_remedies(found, host) for found in about)
 
 
 _OF_CARD = RULES.named(

@@ -52,9 +52,10 @@ LOCK = "desktop"
 _NVIDIA, _NVIDIA_DRM = "nvidia", "nvidia_drm"
 _SHARED = frozenset({"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm"})
 """Nodes of all of NVIDIA's GPUs: programs on another GPU keep them open, too."""
-_CLOSING = (*programs.KWIN, *programs.WLROOTS)
+_CLOSING = (*programs.KWIN, *programs.WLROOTS, *programs.NIRI)
 """Compositors that close a card, unless it is their primary one, when its removal is announced
-(drm_backend.cpp of KWin; backend/session/session.c of wlroots)."""
+(drm_backend.cpp of KWin; backend/session/session.c of wlroots; device_removed in tty.rs of niri).
+"""
 
 
 class Release(Value):

@@ -395,6 +395,14 @@ def test_reset_reports_are_those_of_the_card(tmp_path: Path) -> None:
     assert not found(check_console(host, SECOND), "amd-reset")
 
 
+def test_no_remedy_takes_the_only_display_at_each_boot(tmp_path: Path) -> None:
+    """https://github.com/mroboff/vm-curator/issues/60 has a Radeon RX 9070 XT as its only card."""
+    host = read(desktops.kde(tmp_path))
+    cards = [replace(d, device_id="7550") if d.is_boot_display else d for d in host.devices]
+    remedies = one(check_console(replace(host, devices=tuple(cards))), "amd-unbind").remedies
+    assert [remedy.text for remedy in remedies] == ["use managed='no' in the guest"]
+
+
 def test_the_audio_function_stands_for_its_card(tmp_path: Path) -> None:
     host = read(desktops.gnome(tmp_path))
     assert check_console(host, "0000:01:00.1") == check_console(host)

@@ -184,6 +184,19 @@ def test_the_console_is_found_by_its_name(tmp_path: Path) -> None:
 # ---- a second card
 
 
+def test_niri_closes_a_second_card_and_its_session_goes_on(tmp_path: Path) -> None:
+    desktop = desktops.Desktop(tmp_path, cards=2)
+    desktop.display_manager("greetd.service", "greetd")
+    desktop.node("226:0", "card0")
+    desktop.session("1", SERVICE="greetd", DEVICES="226:0 ")
+    nodes = ("/dev/dri/card0", "/dev/dri/card1", "/dev/dri/renderD129")
+    desktop.of_user(1200, "niri", "niri.service", *nodes)
+    live = LiveDesktop(desktop)
+    bind(live, SECOND_TOO)
+    assert driver(live, SECOND) == "vfio-pci"
+    assert live.is_active("niri.service")
+
+
 def test_kwin_closes_a_second_card_and_its_session_goes_on(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.kde(tmp_path, cards=2))
     bind(live, SECOND_TOO)
