@@ -176,6 +176,15 @@ class Desktop:
         text = "\n".join(("# This is private data. Do not parse.", *lines))
         self.sysfs.put(f"/run/systemd/sessions/{name}", text)
 
+    def screen(self, number: int, address: str, command: str, pid: int) -> None:
+        """A screen that is switched on, of a program that is the DRM master of its card."""
+        place = f"/sys/kernel/debug/dri/{number}"
+        self.sysfs.put(f"{place}/name", f"amdgpu dev={address} unique={address}")
+        clients = f"command tgid dev master a uid magic\n {command} {pid} {number} y y 0 0"
+        self.sysfs.put(f"{place}/clients", clients)
+        card = f"/sys/bus/pci/devices/{address}/drm/card{number}"
+        self.sysfs.put(f"{card}/card{number}-DP-1/enabled", "enabled")
+
     def node(self, number: str, name: str) -> None:
         """A node that /sys/dev/char knows by its number."""
         self.sysfs.link(f"/sys/dev/char/{number}", f"/sys/class/drm/{name}")

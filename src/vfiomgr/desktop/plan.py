@@ -55,7 +55,7 @@ _SHARED = frozenset({"/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm"}
 _CLOSING = (*programs.KWIN, *programs.WLROOTS, *programs.NIRI)
 """Compositors that close a card, unless it is their primary one, when its removal is announced
 (drm_backend.cpp of KWin; backend/session/session.c of wlroots; device_removed in tty.rs of niri).
-"""
+Not Xorg: 21.1 closed a card, opened it again, and ended when it closed it once more."""
 
 
 class Release(Value):
@@ -136,8 +136,12 @@ def _is_served(card: DesktopCard, desktop: DesktopFacts) -> bool:
 
 
 def _can_be_closed(card: DesktopCard, desktop: DesktopFacts) -> bool:
-    """Whether all that has the display open are compositors that close a secondary card."""
-    if card.device.is_boot_display or not _has_other_screen(card):
+    """Whether all that has the display open are compositors that close a secondary card.
+
+    Their primary card is that of the firmware. A screen that they show does not make it primary.
+    """
+    others = (d for d in card.other_displays if d.is_primary_display)
+    if card.device.is_primary_display or not any(map(has_screen_driver, others)):
         return False
     return not any(is_of_manager(user, desktop) for user in card.users) and all(
         user.command in _CLOSING or is_keeper(user)

@@ -47,6 +47,7 @@ from vfiomgr.pci.function import (
 )
 from vfiomgr.pci.model import (
     IN_ITS_MEMORY,
+    IS_MASTER,
     UNKNOWN_CALL,
     DeviceIdentity,
     PciAddress,
@@ -432,7 +433,7 @@ def _signs(functions: Functions, device: PciDevice, console: ConsoleState) -> It
     if console.framebuffer is not None and console.framebuffer[1] == device.address:
         yield f"the text console uses its {console.framebuffer[0]}"
     if device.address in console.masters and any(map(_has_screen, parts_of(found, device.driver))):
-        yield f"{console.masters[device.address]} is its DRM master, with a screen switched on"
+        yield f"{console.masters[device.address]}{IS_MASTER}"
 
 
 def firmware_ranges(tree: HostTree) -> tuple[FirmwareRange, ...] | None:

@@ -63,9 +63,11 @@ CLASS_BRIDGE = "06"
 CLASS_ACCELERATOR = "12"
 CLASS_VGA = "0300"
 CLASS_OTHER_BRIDGE = "0680"
+"""The class of NVSwitches, which have an endpoint's header and are not bridges."""
 IN_ITS_MEMORY = " is in its memory (/proc/iomem)"
 """What follows the name of a firmware's framebuffer in a sign of a display."""
-"""The class of NVSwitches, which have an endpoint's header and are not bridges."""
+IS_MASTER = " is its DRM master, with a screen switched on"
+"""What follows the name of a program in such a sign."""
 
 HEADER_ENDPOINT = 0
 UNKNOWN_CALL = "a call on it"
@@ -466,6 +468,12 @@ class PciDevice(Value):
         """The firmware's framebuffers in its memory, e.g. `BOOTFB` and `simpledrm`."""
         signs = (sign.partition(IN_ITS_MEMORY) for sign in self.display_signs)
         return tuple(name for name, is_one, _ in signs if is_one)
+
+    @property
+    def is_primary_display(self) -> bool:
+        """Whether it shows the console by more than the screen of a program, as second cards do."""
+        of_programs = (sign.endswith(IS_MASTER) for sign in self.display_signs)
+        return self.is_boot_display and not (self.display_signs and all(of_programs))
 
     @property
     def is_nvswitch(self) -> bool:

@@ -207,6 +207,27 @@ def test_kwin_closes_a_second_card_and_its_session_goes_on(tmp_path: Path) -> No
     assert driver(live, SECOND) == "amdgpu"
 
 
+@pytest.mark.parametrize("program", ["kwin_wayland", "sway"])
+def test_a_screen_on_the_second_card_does_not_keep_it(tmp_path: Path, program: str) -> None:
+    """Who shows it is its DRM master: a sign of the console's display, but not of the primary."""
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    live.desktop.sysfs.put("/proc/1200/comm", program)
+    for number, address in enumerate((FIRST, SECOND)):
+        live.desktop.screen(number, str(address), program, 1200)
+    assert "compositors close 0000:02:00.0" in " ".join(plan(live, SECOND_TOO).notes)
+    device = api.scan(live.kernel).device_named(str(SECOND))
+    assert device is not None
+    signs = device.display_signs
+    assert signs == (f"{program} (PID 1200) is its DRM master, with a screen switched on",)
+
+
+def test_without_a_primary_card_no_compositor_is_asked_to_close_one(tmp_path: Path) -> None:
+    live = LiveDesktop(desktops.kde(tmp_path, cards=2))
+    live.desktop.sysfs.put(f"/sys/bus/pci/devices/{FIRST}/boot_vga", "0")
+    live.desktop.sysfs.put("/sys/class/vtconsole/vtcon1/bind", "0")
+    assert "ends session 3" in " ".join(plan(live, SECOND_TOO).notes)
+
+
 def test_a_compositor_that_keeps_the_card_is_named_with_what_ends_it(tmp_path: Path) -> None:
     live = LiveDesktop(desktops.kde(tmp_path, cards=2))
     live.deaf.add("kwin_wayland")
