@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host import installation
-from vfiomgr.node.commands import run as run_module
 from vfiomgr.node.commands import status as status_module
 from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
@@ -106,7 +105,7 @@ def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_ins
         text = "No module named 'grpclib'"
         raise ModuleNotFoundError(text, name="grpclib")
 
-    monkeypatch.setattr(run_module, "import_module", missing)
+    monkeypatch.setattr(installation, "import_module", missing)
     monkeypatch.setattr(sys, "prefix", prefix)
     monkeypatch.setattr(installation, "BESIDE", Path(beside))
     answer = run("node", "run")
