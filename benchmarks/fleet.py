@@ -31,7 +31,7 @@ _READ = 0.05
 """Seconds to read one snapshot, on all processors."""
 _MEMORY = 1 << 30
 """Of one process."""
-_KEPT, _FILE = 4096, 32768
+_KEPT, _FILE = 8192, 32768
 """Bytes per host."""
 _MOST_USED = 9
 _NAME = "NAME-OF-THE-HOST"
@@ -110,7 +110,11 @@ def _run(environment: dict[str, str], *words: str) -> tuple[float, float]:
     """The seconds that a command takes, and the memory of the largest process so far."""
     start = time.perf_counter()
     subprocess.run(
-        (VFIOMGR, "fleet", *words), env=environment, stdout=subprocess.DEVNULL, check=True
+        (VFIOMGR, "fleet", *words),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
     )
     spent = time.perf_counter() - start
     return spent, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

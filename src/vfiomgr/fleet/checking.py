@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.plan import check
 from vfiomgr.diagnostic import SEVERITIES, Severity
-from vfiomgr.fleet.model import natural
-from vfiomgr.fleet.summary import name_of_file
+from vfiomgr.fleet.model import name_of_file, natural
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -50,6 +48,8 @@ class RuleSummary(Value):
 
 def report_of(host: HostSnapshot, created: Created, path: str) -> HostReport:
     """What `check` finds on a host."""
+    from vfiomgr.check.plan import check  # noqa: PLC0415 - slow, and a complete index needs none
+
     report = check(host)
     found: dict[tuple[str, Severity], Finding] = {}
     for one in report.findings:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from vfiomgr.fleet.model import natural
-from vfiomgr.fleet.summary import name_of_file
+from vfiomgr.fleet.model import name_of_file, natural
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.units import counted, size
 from vfiomgr.value import Value

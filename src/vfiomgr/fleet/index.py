@@ -108,16 +108,17 @@ class Index(Generic[_D]):
     ) -> Iterator[tuple[str, _D | Unreadable]]:
         query = "SELECT file, stamp, value FROM derived WHERE kind = ?"
         known = {name: (s, v) for name, s, v in database.execute(query, (self._kind,))}
-        stamps = {name: self._stamp(os.path.join(directory, name)) for name in names}
+        paths = {name: os.path.join(directory, name) for name in names}
+        stamps = {name: self._stamp(path) for name, path in paths.items()}
         stale = [n for n in names if not stamps[n] or known.get(n, ("",))[0] != stamps[n]]
-        paths = [os.path.join(directory, name) for name in stale]
-        fresh = dict(zip(stale, _derived(self._derive, paths), strict=True))
+        found = _derived(self._derive, [paths[name] for name in stale])
+        fresh = dict(zip(stale, found, strict=True))
         settled = self._now() - _FRESH
         kept = [
             (self._kind, name, stamps[name], value)
             for name, value in fresh.items()
             if isinstance(value, bytes)
-            and stamps[name] == self._stamp(os.path.join(directory, name))
+            and stamps[name] == self._stamp(paths[name])
             and int(stamps[name].partition(" ")[0]) < settled
         ]
         others = known.keys() - stamps.keys()
@@ -126,8 +127,7 @@ class Index(Generic[_D]):
             gone = [(self._kind, name) for name in absent]
             database.executemany("DELETE FROM derived WHERE kind = ? AND file = ?", gone)
             database.executemany("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", kept)
-        for name in names:
-            path = os.path.join(directory, name)
+        for name, path in paths.items():
             yield path, self._value(path, fresh[name] if name in fresh else known[name][1])
 
     def _value(self, path: str, kept: bytes | Unreadable) -> _D | Unreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -151,6 +152,11 @@ def fleet_of(found: Iterable[tuple[str, _D | Unreadable]]) -> Fleet[_D]:
         newest[one.name] = latest
     hosts = tuple(newest[name] for name in sorted(newest, key=natural))
     return Fleet(hosts, tuple(unreadable), tuple(outdated))
+
+
+def name_of_file(path: str) -> str:
+    """`gpu07` for `/srv/fleet/gpu07.json.gz`."""
+    return os.path.basename(path).removesuffix(".gz").removesuffix(".json")
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, VfiomgrError
-from vfiomgr.fleet.model import Capacity, Gpu, HostSummary, Node
+from vfiomgr.fleet.model import Capacity, Gpu, HostSummary, Node, name_of_file
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.named import layout_request
@@ -51,11 +50,6 @@ def summarize(host: HostSnapshot, created: Created, path: str) -> HostSummary:
         layout=layout,
         drift=drift,
     )
-
-
-def name_of_file(path: str) -> str:
-    """`gpu07` for `/srv/fleet/gpu07.json.gz`."""
-    return os.path.basename(path).removesuffix(".gz").removesuffix(".json")
 
 
 def _gpus(host: HostSnapshot) -> Iterator[Gpu]:

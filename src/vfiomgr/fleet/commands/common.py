@@ -13,7 +13,6 @@ from vfiomgr.cli.output import note
 from vfiomgr.errors import UsageError
 from vfiomgr.fleet.index import Index, files_in
 from vfiomgr.fleet.model import Fleet, HostSummary, fleet_of
-from vfiomgr.fleet.summary import summarize
 from vfiomgr.listing import first_of
 from vfiomgr.snapshot.created import FORM
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from vfiomgr.fleet.model import Dated
+    from vfiomgr.snapshot.created import Created
+    from vfiomgr.snapshot.model import HostSnapshot
 
 _D = TypeVar("_D", bound="Dated")
 _NAMED = 5
@@ -35,9 +36,16 @@ def directories() -> Callable[[Any], Any]:
     )
 
 
+def summarized(host: HostSnapshot, created: Created, path: str) -> HostSummary:
+    """The summary of a host."""
+    from vfiomgr.fleet.summary import summarize  # noqa: PLC0415 - a complete index needs none
+
+    return summarize(host, created, path)
+
+
 def hosts_of(places: Iterable[str], on_note: Callable[[str], None] = note) -> Fleet[HostSummary]:
     """The hosts of directories."""
-    return read_fleet(places, "summary", HostSummary, summarize, on_note=on_note)
+    return read_fleet(places, "summary", HostSummary, summarized, on_note=on_note)
 
 
 def silent(_text: str) -> None:

@@ -13,7 +13,6 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.fleet.commands.common import directories, hosts_of, now, silent
-from vfiomgr.fleet.draining import drain as drained
 from vfiomgr.fleet.model import hosts
 from vfiomgr.fleet.named import read_reservations, request_of
 from vfiomgr.fleet.placing import NOTHING, ordered
@@ -248,6 +247,8 @@ def drain(
     if snapshot.users.processes is None:
         message = f"the guests of {name} are unknown: its snapshot has no users of devices"
         raise Refusal(message, "create it as root, on the running host: sudo vfiomgr snapshot")
+    from vfiomgr.fleet.draining import drain as drained  # noqa: PLC0415 - slow
+
     others = [host for host in fleet.hosts if host.name != name]
     order: Order = "pack" if is_packed else "spread"
     moves = drained(snapshot, others, _reserved(reservations, fleet), order)

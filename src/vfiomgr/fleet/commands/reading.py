@@ -20,8 +20,6 @@ from vfiomgr.fleet.checking import HostReport, by_rule, report_of
 from vfiomgr.fleet.commands.common import age, directories, hosts_of, read_fleet, silent
 from vfiomgr.fleet.differences import Inventory, differences, inventory
 from vfiomgr.fleet.model import STATES, hosts
-from vfiomgr.fleet.summary import Drift, drift_of, layout_in
-from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.listing import first_of
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
@@ -39,6 +37,14 @@ _SHOWN = 3
 """Hosts that are named in a line; JSON has all."""
 
 
+def _complete_layout(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    from vfiomgr.layout.commands.changes import complete_layout  # noqa: PLC0415 - slow
+
+    return complete_layout(context, parameter, incomplete)
+
+
 @click.command("list")
 @directories()
 @click.option(
@@ -52,7 +58,7 @@ _SHOWN = 3
     "--layout",
     "layout_name",
     metavar="NAME",
-    shell_complete=complete_layout,
+    shell_complete=_complete_layout,
     help="Name of the layout, if FILE has several.",
 )
 @session_options("format")
@@ -92,6 +98,8 @@ def _compared(
     places: tuple[str, ...], known: Sequence[HostSummary], file: str, name: str | None
 ) -> tuple[HostSummary, ...]:
     """The hosts with their drift from the layout in a file."""
+    from vfiomgr.fleet.summary import Drift, drift_of, layout_in  # noqa: PLC0415 - slow
+
     text, source = text_of(file, "the layout file"), source_of(file)
     chosen, _ = layout_in(text, source, name)
     derive = partial(drift_of, text, source, name)
