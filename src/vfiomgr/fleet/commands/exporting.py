@@ -41,7 +41,7 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
     directories at once. Files are named after the replaced hosts. Several directories become
     subdirectories with their names.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet export snapshots --output for-support
       vfiomgr fleet export before after --output for-support

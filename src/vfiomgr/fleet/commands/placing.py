@@ -143,7 +143,7 @@ def place(
 
     Exit status: 1 if no host fits, otherwise 0.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet place snapshots --gpu 2xA40 --same-numa --memory 128G --vcpus 32
       vfiomgr fleet place snapshots --gpu 10de:2235 --spread --all
@@ -232,7 +232,7 @@ def drain(
 
     Exit status: 1 if a guest fits nowhere, otherwise 0.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet drain snapshots --host gpu07
       vfiomgr fleet drain snapshots --host gpu07 --spread --reservations reserved.yaml

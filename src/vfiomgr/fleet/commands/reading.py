@@ -75,7 +75,7 @@ def list_hosts(
 
     Exit status: 1 if a file is no readable snapshot, otherwise 0.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet list snapshots
       vfiomgr fleet list snapshots --with-layout fleet.yaml --layout kata-node
@@ -141,7 +141,7 @@ def check(session: Session, *, places: tuple[str, ...], strict: bool) -> int:
     Exit status: 1 for a blocker on any host, or a file that is no readable snapshot; with --strict
     also if a fact that decides the result of a host is unknown.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet check snapshots
       vfiomgr fleet check snapshots --format json
@@ -191,7 +191,7 @@ def diff(session: Session, *, before: str, after: str) -> int:
 
     Exit status: 1 if something differs, a host is missing, or a file is no readable snapshot.
 
-    \\b
+    \b
     Examples:
       vfiomgr fleet diff before after
       vfiomgr fleet diff snapshots/gpu01.json snapshots
