@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -156,7 +155,7 @@ def fleet_of(found: Iterable[tuple[str, _D | Unreadable]]) -> Fleet[_D]:
 
 def name_of_file(path: str) -> str:
     """`gpu07` for `/srv/fleet/gpu07.json.gz`."""
-    return os.path.basename(path).removesuffix(".gz").removesuffix(".json")
+    return path.rpartition("/")[2].removesuffix(".gz").removesuffix(".json")
 
 
 def natural(name: str) -> list[tuple[int, str]]:
