@@ -33,7 +33,7 @@ from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last
 from tests.lab.gpusim import build
 from tests.lab.platforms import PLATFORM_VARIABLE, Platform
 from tests.lab.progress import processor_time
-from tests.lab.topology import CURRENT_VARIABLE, EVERY_MOMENT_VARIABLE, Topology
+from tests.lab.topology import CURRENT_VARIABLE, EVERY_MOMENT_VARIABLE, JOB, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -292,7 +292,10 @@ def _command_line(topology: Topology, directory: Path, job: Job) -> list[str]:
         *("-kernel", str(current.image), "-initrd", str(initramfs.provide(current))),
         *("-append", " ".join(arguments)),
         *("-serial", f"file:{directory / 'console.log'}"),
-        *topology.qemu_arguments(memory, architecture),
+        *(
+            part.replace(JOB, str(directory))
+            for part in topology.qemu_arguments(memory, architecture)
+        ),
         *_share("root", job.platform.root, "readonly=on,multidevs=remap", slot=0x10),
         *_share("job", directory, "multidevs=remap", slot=0x11),
         *_share("machine", Path("/"), "readonly=on,multidevs=remap", slot=0x13),

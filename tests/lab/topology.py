@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
 EVERY_MOMENT_VARIABLE = "VFIOMGR_LAB_EVERY_MOMENT"  # set by `make lab-faults`
 WIDTH = re.compile(r"aw-bits=\d+")
+JOB = "{job}"  # stands for the job directory of the guest
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
@@ -275,9 +276,28 @@ SERVICES = Topology(
     has_desktop=True,
 )
 
+HEALTH = Topology(
+    name="health",
+    summary="a NIC below a port with 16 lanes, and QEMU's monitor on the second serial port",
+    arguments=(
+        *("-chardev", f"socket,id=monitor,path={JOB}/monitor,server=on,wait=off"),
+        *("-mon", "chardev=monitor,mode=readline"),
+        *("-chardev", f"socket,id=guest,path={JOB}/monitor"),
+        *("-serial", "chardev:guest"),
+    ),
+    devices=(
+        _CONSOLE,
+        _root_port("first", 2, x_speed="16", x_width="16"),
+        "e1000e,id=nic,bus=first,addr=0,romfile=",
+    ),
+    addresses={"console": "0000:00:01.0", "nic": "0000:01:00.0"},
+    drivers={"console": "bochs-drm", "nic": "e1000e"},
+    has_gpusim=True,
+)
+
 TOPOLOGIES: dict[str, Topology] = {
     topology.name: topology
-    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW, SERVICES)
+    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW, SERVICES, HEALTH)
 }
 DEFAULT = WORKSTATION
 

@@ -117,6 +117,10 @@ struct gpusim_vgpu *gpusim_vgpu_create(struct device *dev, struct gpusim_vf *vf)
 void gpusim_vgpu_destroy(struct gpusim_vgpu *vgpu);
 struct gpusim_vf *gpusim_vgpu_vf(struct device *dev);
 
+/* link.c */
+int gpusim_link_init(void);
+void gpusim_link_exit(void);
+
 /* vendor.c */
 int gpusim_vendor_probe(struct pci_dev *pdev, struct gpusim_gpu *gpu);
 void gpusim_vendor_remove(struct pci_dev *pdev);

@@ -202,12 +202,22 @@ static int __init gpusim_init(void)
 		return ret;
 	ret = pci_register_driver(&gpusim_driver);
 	if (ret)
-		gpusim_mdev_exit();
+		goto no_driver;
+	ret = gpusim_link_init();
+	if (ret)
+		goto no_link;
+	return 0;
+
+no_link:
+	pci_unregister_driver(&gpusim_driver);
+no_driver:
+	gpusim_mdev_exit();
 	return ret;
 }
 
 static void __exit gpusim_exit(void)
 {
+	gpusim_link_exit();
 	pci_unregister_driver(&gpusim_driver);
 	gpusim_mdev_exit();
 }
