@@ -15,6 +15,7 @@ from tests.unit.devices import with_facts
 from tests.unit.engine.faults import Course, EveryFault, kept, named
 from tests.unit.layout import test_boot as boot
 from tests.unit.layout.test_apply import AUDIO, GPU, drivers, layout
+from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.layout.compare import compare
@@ -156,12 +157,16 @@ def test_an_adopted_vgpu_is_one_of_vfiomgr_for_a_later_layout(tmp_path: Path) ->
 
 
 def test_what_else_starts_the_vgpus_at_boot_is_named(tmp_path: Path) -> None:
-    host = api.scan(of_mdevctl(tmp_path), with_users=True, with_gpu_modes=True)
+    kernel = of_mdevctl(tmp_path)
+    host = api.scan(kernel, with_users=True, with_gpu_modes=True)
     (note,) = plan(host, fleet()).notes
     path = f"/etc/mdevctl.d/{GPUS[0]}/{DEFINED}"
     assert note.startswith(f"mdevctl's definition also starts vGPU {DEFINED} at boot ({path}); ")
     assert note.endswith(f"vfiomgr vgpu define {DEFINED} --parent {GPUS[0]} --manual")
     assert plan(host, fleet(adopt=False)).notes == ()
+    api.apply(DefineVgpu(DEFINED, parent=GPUS[0], autostart=False), tree=kernel)
+    host = api.scan(kernel, with_users=True, with_gpu_modes=True)
+    assert plan(host, fleet()).notes == (), "the remedy ends it"
 
 
 def test_what_else_binds_the_functions_at_boot_is_named(tmp_path: Path) -> None:

@@ -236,6 +236,8 @@ def test_vgpus_of_mediated_devices(manager: Manager) -> None:
     elif manager == "proxmox":
         assert "\tmdev 1\n" in text
         assert imported(host, manager).devices == ()
+        (skipped,) = read_guest_files({"pci.cfg": text}).left
+        assert skipped.endswith("_vgpu: mdev: Proxmox creates vGPUs on it itself")
     else:
         assert loaded(text)["devices"] == {}
 
