@@ -65,10 +65,15 @@ if [ ! -x {plain} ]; then
     echo "vfiomgr: {plain} is gone, so devices of guests are not bound" >&2
     exit 0
 fi
-{words} libvirt hook run -- "$@"
+xml=$(cat)
+printf '%s' "$xml" | {words} libvirt hook run -- "$@"
 status=$?
 # Killed: end what it left half done, so that devices and the screen return to the host.
 [ "$status" -lt 128 ] || {words} recover --yes </dev/null >&2
+# libvirt itself was killed meanwhile: it will neither start the guest nor release its devices.
+if [ "$2" = {PREPARE} ] && [ ! -e "/proc/$PPID" ]; then
+    printf '%s' "$xml" | {words} libvirt hook run -- "$1" {RELEASE} end - 2>/dev/null
+fi
 exit "$status"
 """)
 

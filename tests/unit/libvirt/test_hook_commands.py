@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -223,6 +225,34 @@ def test_a_guest_may_be_called_like_an_option(
     assert (answer.status, answer.stdout) == (0, ""), answer.stderr
     assert f"{GPU} bound for {name}" in answer.stderr
     assert driver(kernel, GPU) == "vfio-pci"
+
+
+def test_the_script_releases_the_devices_of_a_guest_whose_libvirt_was_killed(
+    tmp_path: Path,
+) -> None:
+    program, said = tmp_path / "vfiomgr", tmp_path / "said"
+    program.write_text(
+        f"""#!/bin/sh
+echo "$@" >>{said}
+cat >>{said}
+[ "$6" = release ] && exec touch {tmp_path}/released
+kill -9 "$LIBVIRT"
+while [ -e "/proc/$LIBVIRT" ]; do sleep 0.1; done
+"""
+    )
+    program.chmod(0o755)
+    script = tmp_path / "50-vfiomgr"
+    script.write_text(render_script(str(program)))
+    starting = f"exec 3<&0; LIBVIRT=$$ sh {script} win prepare begin - <&3 & wait"
+    with subprocess.Popen(("/bin/sh", "-c", starting), stdin=subprocess.PIPE) as libvirt:
+        assert libvirt.stdin is not None
+        libvirt.stdin.write(b"<domain/>")
+        libvirt.stdin.close()
+        assert libvirt.wait() == -signal.SIGKILL
+    while not (tmp_path / "released").exists():
+        time.sleep(0.05)
+    prepared = "libvirt hook run -- win prepare begin -\n<domain/>"
+    assert said.read_text() == prepared + prepared.replace("prepare begin", "release end")
 
 
 def test_guests_start_where_vfiomgr_is_gone(tmp_path: Path) -> None:
