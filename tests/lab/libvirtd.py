@@ -18,7 +18,7 @@ URI = "qemu:///system"
 _CONFIGURATION = Path("/etc/libvirt")
 _STATE = (Path("/var/log/libvirt"), Path("/var/lib/libvirt"), Path("/var/cache/libvirt"))
 _LOG = Path("/run/lab/libvirtd.log")
-_PID = Path("/run/lab/libvirtd.pid")
+PID = Path("/run/lab/libvirtd.pid")
 _LOGGER_PID = Path("/run/lab/virtlogd.pid")
 _ACCOUNT = "libvirt-qemu"
 _LIMIT = 120.0
@@ -53,7 +53,7 @@ def start() -> str:
         _add_account("/etc/group", f"{_ACCOUNT}:x:64055:")
         if not _runs(_LOGGER_PID):  # it stays where libvirtd was ended to start again
             subprocess.run(["virtlogd", "--daemon", "--pid-file", str(_LOGGER_PID)], check=True)
-        subprocess.run(["libvirtd", "--daemon", "--pid-file", str(_PID)], check=True)
+        subprocess.run(["libvirtd", "--daemon", "--pid-file", str(PID)], check=True)
         _wait()
         # The first that asks waits while QEMU is asked all that it can: longer than a user would.
         subprocess.run(["virsh", "--connect", URI, "domcapabilities"], check=True, stdout=DEVNULL)
@@ -62,9 +62,9 @@ def start() -> str:
 
 def stop() -> None:
     """End libvirtd where it runs, so that the next one finds what was installed since."""
-    if not _PID.exists():
+    if not PID.exists():
         return
-    process = Path("/proc", _PID.read_text().strip())
+    process = Path("/proc", PID.read_text().strip())
     if process.exists():
         os.kill(int(process.name), signal.SIGTERM)
     patience = Patience(_LIMIT, int(process.name))
@@ -104,7 +104,7 @@ def _answers() -> bool:
 
 def _wait() -> None:
     """Return when libvirtd answers."""
-    process = Path("/proc", _PID.read_text().strip())
+    process = Path("/proc", PID.read_text().strip())
     patience = Patience(_LIMIT, int(process.name))
     while not _answers():
         # A driver that does not initialise ends the daemon after it has gone to the background.

@@ -56,9 +56,6 @@ _KERNEL_ARGUMENTS = (
     "selinux=0",
     "apparmor=0",
     "systemd.unified_cgroup_hierarchy=1",
-    # The first group of such a controller has the kernel patch its own allocator; with two emulated
-    # CPUs in it, both may execute the breakpoint of before for ever (exc_int3).
-    "cgroup_disable=memory,cpuset",
 )
 
 
@@ -260,6 +257,8 @@ def _environment(topology: Topology, platform: Platform) -> dict[str, str]:
         variables[gpusim.MODULE_VARIABLE] = str(build.provide(platform.kernel()))
     if topology.has_desktop and platform.release is None:
         variables[desktop.PROGRAM_VARIABLE] = str(desktop.provide())
+        if every_moment:
+            variables[desktop.KWIN_VARIABLE] = str(desktop.provide_kwin())
     return variables
 
 

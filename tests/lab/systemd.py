@@ -15,7 +15,7 @@ from pathlib import Path
 
 UNITS = Path("/run/systemd/system")
 _TARGET = "lab.target"
-_SECONDS = 120.0
+_SECONDS = 300.0
 
 
 def start_manager() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import api
-from tests.lab import desktop, nested
-from tests.lab.command import VFIOMGR, vfiomgr
+from tests.lab import desktop, hooked
+from tests.lab.command import vfiomgr
 from tests.lab.deaths import TREE
 from tests.lab.desktop import Screen, until
 from tests.lab.resident import Resident
-from vfiomgr.libvirt.hook import render_settings
-from vfiomgr.libvirt.model import NAMESPACE, HookSettings
+from vfiomgr.libvirt.model import HookSettings
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.released import RELEASED
@@ -31,40 +30,25 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.topology("services"), pytest.mark.platforms("debian12")]
 
-_DRIVERS = Path("/sys/bus/pci/drivers/bochs-drm")
 _GROUPS = Path("/sys/fs/cgroup")
 _KILLS = 16
 _KILLED = _GROUPS / "killed"
+_SETTINGS = HookSettings(release=True, end_sessions=True)
 _TERMINAL = _GROUPS / "user.slice" / "terminal.scope"
-_QEMU = ("qemu-system-x86_64", "-machine", "q35,accel=tcg", "-m", "64", "-nodefaults")
-_GUEST = "5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11"
 
 
 @pytest.fixture(scope="module")
 def screen(topology: Topology) -> Iterator[Screen]:
-    """The only display of the host: the others have no driver."""
-    others = [topology.addresses[name] for name in ("gpu", "twin")]
-    for address in others:
-        (_DRIVERS / "unbind").write_text(address)
-    desktop.start()
-    found = Screen(topology.addresses["console"])
-    until(lambda: found.is_back)
-    yield found
-    desktop.stop()
-    for address in others:
-        (_DRIVERS / "bind").write_text(address)
+    """The only display of the host."""
+    with desktop.only_screen(topology) as found:
+        yield found
 
 
-@contextmanager
-def guest(address: str) -> Iterator[None]:
-    """A guest that has the card."""
-    device = f"vfio-pci,host={address},rombar=0"
-    with subprocess.Popen((*_QEMU, "-display", "none", "-S", "-device", device)) as process:
-        try:
-            nested.await_open(process)
-            yield
-        finally:
-            process.kill()
+@pytest.fixture(autouse=True)
+def _screen_is_back(screen: Screen) -> None:
+    if screen.driver == "vfio-pci":
+        vfiomgr("unbind", screen.address)
+    until(lambda: screen.is_back)
 
 
 def seconds_of(action: Callable[[], object]) -> float:
@@ -84,7 +68,7 @@ def test_the_card_goes_to_a_guest_and_the_desktop_is_back_after_it(
     for number in range(1, rounds + 1):
         going = seconds_of(lambda: vfiomgr("bind", "--release", screen.address, "--yes"))
         assert is_lent(screen)
-        with guest(screen.address):
+        with hooked.guest(screen.address):
             vfiomgr("unbind", screen.address, status=4)
             assert is_lent(screen)
         returning = seconds_of(lambda: vfiomgr("unbind", screen.address))
@@ -192,7 +176,8 @@ def test_a_killed_service_brings_the_screen_back_by_itself(screen: Screen, kills
         with service_of(screen) as group:
             until(lambda: bool(TREE.children(RELEASED)))
             time.sleep(delay)
-            (group / "cgroup.kill").write_text("1")
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                (group / "cgroup.kill").write_text("1")
             begun = time.monotonic()
         if screen.driver == "vfio-pci":
             print(f"service killed {delay:.1f} s after its first step, when the card was bound")
@@ -205,45 +190,11 @@ def test_a_killed_service_brings_the_screen_back_by_itself(screen: Screen, kills
 # ---- libvirt's hook
 
 
-def domain(screen: Screen) -> str:
-    bus, slot, function = screen.address.replace(".", ":").split(":")[1:]
-    place = f"bus='0x{bus}' slot='0x{slot}' function='0x{function}'"
-    settings = render_settings(HookSettings(release=True, end_sessions=True))
-    element = settings.replace("<devices", f"<v:devices xmlns:v='{NAMESPACE}'")
-    return f"""\
-<domain type='qemu'>
-  <name>win</name><uuid>{_GUEST}</uuid><metadata>{element}</metadata>
-  <memory unit='MiB'>64</memory>
-  <os><type arch='x86_64' machine='q35'>hvm</type></os>
-  <devices>
-    <hostdev mode='subsystem' type='pci' managed='no'>
-      <source><address domain='0' {place}/></source>
-    </hostdev>
-  </devices>
-</domain>
-"""
-
-
-def command(operation: str) -> tuple[str, ...]:
-    """The hook as libvirt starts it, which passes the domain on standard input."""
-    verb = {"prepare": "begin", "release": "end"}[operation]
-    return (VFIOMGR, "libvirt", "hook", "run", "win", operation, verb, "-")
-
-
-def run_hook(screen: Screen, operation: str) -> None:
-    """Run the hook to its end."""
-    words = command(operation)
-    result = subprocess.run(
-        words, input=domain(screen), capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-
-
 def kill_hook(screen: Screen) -> None:
     """Start the hook for a guest, and kill it at work."""
-    with subprocess.Popen(command("prepare"), stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(hooked.command("prepare"), stdin=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
-        process.stdin.write(domain(screen))
+        process.stdin.write(hooked.domain(screen.address, _SETTINGS))
         process.stdin.close()
         until(lambda: bool(TREE.children(RELEASED)))
         process.kill()
@@ -253,13 +204,14 @@ def kill_hook(screen: Screen) -> None:
 def test_the_hook_returns_the_screen_after_a_guest_that_ran_or_never_started(
     screen: Screen,
 ) -> None:
-    run_hook(screen, "prepare")
+    xml = hooked.domain(screen.address, _SETTINGS)
+    hooked.run_hook(xml, "prepare")
     assert is_lent(screen)
-    with guest(screen.address):
+    with hooked.guest(screen.address):
         assert is_lent(screen)
-    run_hook(screen, "release")
+    hooked.run_hook(xml, "release")
     print(f"guest killed: screen {until(lambda: screen.is_back):.1f} s after the hook")
     kill_hook(screen)
-    run_hook(screen, "release")
+    hooked.run_hook(xml, "release")
     print(f"hook killed: screen {until(lambda: screen.is_back):.1f} s after the hook")
     assert TREE.children(RELEASED) == []

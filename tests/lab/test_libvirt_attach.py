@@ -99,9 +99,8 @@ def devices_of(name: str) -> str:
     return virsh("qemu-monitor-command", name, "--hmp", "info qtree")
 
 
-@pytest.fixture(scope="module")
-def hook() -> None:
-    """The hook, there before libvirtd starts: it looks for hooks once."""
+def install_hook() -> None:
+    """Install the hook, and end libvirtd: it looks for hooks once, when it starts."""
     paths = [path for path in sys.path if path]
     PROGRAM.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {paths!r}\n"
@@ -115,9 +114,9 @@ def hook() -> None:
 
 
 @pytest.fixture(scope="module")
-def functions(hook: None, topology: Topology) -> Iterator[tuple[PciAddress, ...]]:
+def functions(topology: Topology) -> Iterator[tuple[PciAddress, ...]]:
     """Five virtual functions, of which three are bound, and a libvirtd with the hook."""
-    del hook
+    install_hook()
     physical = PciAddress.parse(topology.addresses["nvme"])
     tree = api.HostTree("/")
     api.apply(SetVirtualFunctions(physical, 5), tree=tree)

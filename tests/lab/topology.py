@@ -25,6 +25,7 @@ JOB = "{job}"  # stands for the job directory of the guest
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
+_NO_GROUPS = "cgroup_disable=memory,cpuset"
 _MDEV_MODULES = ("mtty", "mdpy", "mbochs")
 
 
@@ -33,7 +34,8 @@ class Topology:
     """One machine. `addresses` names its devices; `drivers` is by those names.
 
     With `has_gpusim`, its guests can load gpusim (see tests/lab/gpusim), with `has_desktop` start a
-    display manager (see tests/lab/desktop.py).
+    display manager (see tests/lab/desktop.py), with `has_cpusets` limit the CPUs of control groups
+    (see tests/lab/cores.py).
     """
 
     name: str
@@ -50,6 +52,7 @@ class Topology:
     drives: tuple[str, ...] = ()
     has_gpusim: bool = False
     has_desktop: bool = False
+    has_cpusets: bool = False
     processors: int = 1
     """One emulates faster than two, which wait for each other."""
 
@@ -64,8 +67,13 @@ class Topology:
         return [*nodes, "-vga", "none", *drives, *iommu, *devices]
 
     def kernel_arguments(self, architecture: Architecture) -> tuple[str, ...]:
-        """Return the kernel's arguments that belong to these devices."""
-        return architecture.iommu_on if self.iommu else architecture.iommu_off
+        """Return the kernel's arguments that belong to these devices.
+
+        The first group with a controller of CPUs or memory has the kernel patch its own allocator;
+        with two emulated CPUs in it, both may execute the breakpoint of before for ever (exc_int3).
+        """
+        own = ("cgroup_disable=memory", "maxcpus=1") if self.has_cpusets else (_NO_GROUPS,)
+        return (*own, *(architecture.iommu_on if self.iommu else architecture.iommu_off))
 
     @property
     def expected_drivers(self) -> dict[str, str]:
@@ -295,9 +303,25 @@ HEALTH = Topology(
     has_gpusim=True,
 )
 
+CORES = Topology(
+    name="cores",
+    summary="four CPUs, one of them online, in groups that can be limited to some of them",
+    devices=(_CONSOLE, _root_port("first", 2), *_display_pair("first")),
+    addresses={
+        "console": "0000:00:01.0",
+        "gpu": "0000:01:00.0",
+        "gpu_audio": "0000:01:00.1",
+    },
+    drivers={"console": "bochs-drm", **_DISPLAY_DRIVERS},
+    has_cpusets=True,
+    processors=4,
+)
+
 TOPOLOGIES: dict[str, Topology] = {
     topology.name: topology
-    for topology in (WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW, SERVICES, HEALTH)
+    for topology in (
+        *(WORKSTATION, SRIOV, MIXED, ALL, NO_IOMMU, PLAIN, NARROW, SERVICES, HEALTH, CORES),
+    )
 }
 DEFAULT = WORKSTATION
 
