@@ -53,7 +53,7 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.passthrough.steps import Bind
@@ -100,6 +100,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
         *persistence_plan.unswept(host, kept.steps),
         *kept.steps,
         *(step for entry in taken_over for step in replaced(host, entry.path, None)),
+        *restored_entries(host, {entry.path for entry in taken_over}),
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
         *(step for path, text in services.items() for step in replaced(host, path, text)),
     ]
@@ -135,7 +136,6 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     kept = persistence_plan.exchange(
         host, bindings(before), program, rebuild=request.update_initramfs
     )
-    entries = [r for r in installed.rules if r.path.startswith(DRIVERCTL)] if installed else []
     removed = [
         path for path in (*reversed(SERVICES), FILE, RECORD) if host.files.text(path) is not None
     ]
@@ -149,11 +149,7 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
             *(step for path in services for step in replaced(host, path, None)),
             *persistence_plan.unswept(host, kept.steps),
             *kept.steps,
-            *(
-                ReplaceFile(entry.path, None, entry.before)
-                for entry in entries
-                if host.files.text(entry.path) is None
-            ),
+            *restored_entries(host),
             *(step for path in files for step in replaced(host, path, None)),
         ),
         locks=(LOCK, *kept.locks),
@@ -236,6 +232,18 @@ def _driverctl_entries(before: HostSnapshot, rules: _Rules) -> tuple[WrittenRule
         for entry in before.files.driverctl_overrides
         if entry.address in functions
     )
+
+
+def restored_entries(host: HostSnapshot, kept: Container[str] = ()) -> Iterator[ReplaceFile]:
+    """The entries of driverctl that an installed layout removed, and nobody wrote again.
+
+    Those at the paths `kept` stay away, since another layout replaces them too.
+    """
+    installed = parse_record(host.files.text(RECORD))
+    for entry in () if installed is None else installed.rules:
+        is_gone = host.files.text(entry.path) is None and entry.path not in kept
+        if entry.path.startswith(DRIVERCTL) and entry.before is not None and is_gone:
+            yield ReplaceFile(entry.path, None, entry.before)
 
 
 def _without(host: HostSnapshot, entries: Iterable[WrittenRule]) -> HostSnapshot:

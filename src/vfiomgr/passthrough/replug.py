@@ -25,13 +25,16 @@ def remove_same(tree: HostTree, device: DeviceIdentity) -> None:
         HostError: it is still there, or another device is at its address.
 
     """
+    if _is_there(tree, device):
+        _remove(tree, device.address)
+
+
+def _is_there(tree: HostTree, device: DeviceIdentity) -> bool:
     found = read_identity(tree, device.address, with_serial=device.serial is not None)
-    if found is None:
-        return
-    if not found.is_same_as(device):
-        message = f"another device is at this address: {found} instead of {device}"
-        raise HostError(message, "check it with vfiomgr show, then run the command again")
-    _remove(tree, device.address)
+    if found is None or found.is_same_as(device):
+        return found is not None
+    message = f"another device is at this address: {found} instead of {device}"
+    raise HostError(message, "check it with vfiomgr show, then run the command again")
 
 
 def _remove(tree: HostTree, address: PciAddress) -> None:
@@ -47,11 +50,13 @@ def scan_again(tree: HostTree, address: PciAddress) -> None:
     """Remove a function, and scan the buses; the kernel then offers it to the drivers.
 
     Raises:
-        HostError: it was not removed, or did not appear again.
+        HostError: it was not removed, did not appear again, or another device did.
 
     """
+    before = read_identity(tree, address)
     _remove(tree, address)
     tree.write(PCI_RESCAN, "1")
-    if not becomes_true(lambda: tree.exists(pci_device(address)), _DEADLINE):
+    is_there = becomes_true(lambda: tree.exists(pci_device(address)), _DEADLINE)
+    if not is_there or (before is not None and not _is_there(tree, before)):
         message = f"{address} did not appear on the PCI bus after it was removed"
         raise HostError(message, "check dmesg, and power the host off and on")

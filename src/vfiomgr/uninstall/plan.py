@@ -19,6 +19,7 @@ from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.layout.boot import LOCK as LAYOUT
+from vfiomgr.layout.boot import restored_entries
 from vfiomgr.libvirt.hook import UninstallHook
 from vfiomgr.libvirt.hook import plan_uninstall as plan_hook
 from vfiomgr.passthrough.plan import plan_unbind
@@ -149,6 +150,7 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
         notes.append(f"{FILE} stays: it was not written by vfiomgr layout install")
     part = persistence.exchange(host, {}, None, rebuild=rebuild)
     steps: list[Step] = [s for path in reversed(SERVICES) for s in replaced(host, path, None)]
+    steps += restored_entries(host)
     steps += _unused_hooks(host)
     cards = sorted(reservations(host.files))
     steps += [s for card in cards for s in replaced(host, reservation_file(card), None)]

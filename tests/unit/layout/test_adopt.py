@@ -25,6 +25,8 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.persistence.installed_layout import BOOT
+from vfiomgr.persistence.steps import ChangeFiles
+from vfiomgr.uninstall.requests import Uninstall
 from vfiomgr.vgpu.apply import adopt as adopt_function
 from vfiomgr.vgpu.steps import AdoptVgpu
 
@@ -203,6 +205,33 @@ def test_an_installed_layout_replaces_entries_of_driverctl_until_it_is_uninstall
     assert drivers(kernel, GPU) == ["nvidia"], "no device is changed now"
     api.apply(UninstallLayout(), tree=kernel)
     assert boot.etc(kernel) == before
+    assert kernel.read_text(entry) == "vfio-pci\n"
+
+
+def test_entries_of_driverctl_return_when_all_of_vfiomgr_is_removed(tmp_path: Path) -> None:
+    kernel = boot.host(tmp_path)
+    entry = HostPath(f"/etc/driverctl.d/{GPU}")
+    boot.put(kernel, entry, "vfio-pci\n")
+    wanted = boot.installing()
+    api.apply(replace(wanted, apply=replace(wanted.apply, adopt=True)), tree=kernel)
+    assert not kernel.exists(entry)
+    api.apply(Uninstall(ChangeFiles("files", (), ()), update_initramfs=False), tree=kernel)
+    assert kernel.read_text(entry) == "vfio-pci\n"
+
+
+def test_entries_of_driverctl_return_with_a_layout_that_does_not_replace_them(
+    tmp_path: Path,
+) -> None:
+    kernel = boot.host(tmp_path)
+    entry = HostPath(f"/etc/driverctl.d/{GPU}")
+    boot.put(kernel, entry, "vfio-pci\n")
+    wanted = boot.installing()
+    api.apply(replace(wanted, apply=replace(wanted.apply, adopt=True)), tree=kernel)
+    assert not kernel.exists(entry)
+    outcome = api.apply(wanted, tree=kernel)
+    assert kernel.read_text(entry) == "vfio-pci\n"
+    assert not any("removed until" in note for note in outcome.plan.notes)
+    api.apply(UninstallLayout(), tree=kernel)
     assert kernel.read_text(entry) == "vfio-pci\n"
 
 
