@@ -3,7 +3,7 @@
 | manager | text | source of the format |
 |---|---|---|
 | nova | options of nova.conf | modules nova.conf.pci, nova.conf.devices, nova.pci.devspec |
-| KubeVirt | KubeVirt object | PermittedHostDevices in kubevirt.io/api/core/v1/types.go |
+| KubeVirt | part of its object | PermittedHostDevices in kubevirt.io/api/core/v1/types.go |
 | Proxmox VE | /etc/pve/mapping/pci.cfg | PVE/Mapping/PCI.pm in pve-guest-common |
 | Incus | profile | device types gpu and pci in Incus's documentation |
 
@@ -193,7 +193,10 @@ def _nova_type(device: PciDevice) -> str:
 
 
 def _kubevirt(course: _Course) -> str:
-    """A KubeVirt object with the permitted models and types of vGPUs."""
+    """The part of a KubeVirt object with the permitted models and types of vGPUs.
+
+    It is no complete object: applied as one, it would remove other settings.
+    """
     devices = [*course.functions, *course.vendor_functions]
     names = default_names(course.host, devices)
     pci: list[dict[str, Any]] = []
@@ -225,9 +228,9 @@ def _kubevirt(course: _Course) -> str:
         course.leave("vGPUs", "KubeVirt creates as many as a GPU supports, of each type")
     if devices:
         course.leave("addresses", "KubeVirt permits all devices of a model on every node")
-    place = {"name": "kubevirt", "namespace": "kubevirt"}
-    head = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": place}
-    return yaml_text({**head, "spec": {"configuration": configured}})
+        merge = "merge this into spec.configuration of the KubeVirt object"
+        course.leave("KubeVirt", f"{merge}; its feature gate HostDevices is required")
+    return yaml_text({"spec": {"configuration": configured}})
 
 
 # ---- Proxmox VE

@@ -42,7 +42,7 @@ _WAKING = 5.0
 
 def plan_dump(device: PciDevice, path: str) -> Plan:
     """What a dump of a function's ROM would do; no step changes the host."""
-    note = f"the ROM of {device} can be read; it would be written to {path}"
+    note = f"nothing prevents reading the ROM of {device}; it would be written to {path}"
     return Plan(f"dump the ROM of {device.address}", (), notes=(note,))
 
 

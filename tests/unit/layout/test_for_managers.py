@@ -266,6 +266,7 @@ def test_what_has_no_word_is_reported(manager: Manager) -> None:
         assert any("assigns 0000:01:00.1 of the same slot separately" in text for text in told)
     if manager == "kubevirt":
         assert any("permits all devices of a model" in text for text in told)
+        assert any("feature gate HostDevices is required" in text for text in told)
 
 
 def test_models_of_one_name_have_resources_and_mappings_of_their_own() -> None:

@@ -60,7 +60,7 @@ def test_a_dry_run_of_a_dump_reads_nothing(kernel: FakeKernel, run: Run, tmp_pat
     output = tmp_path / "gpu.rom"
     answer = run("rom", "dump", GPU, "--output", str(output), "--dry-run")
     assert answer.status == 0, answer.stderr
-    assert f"can be read; it would be written to {output}" in answer.stdout
+    assert f"it would be written to {output}" in answer.stdout
     assert kernel.operations == operations
     assert not output.exists()
 
