@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.fleet.placing import Order, Reserved
     from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.users.model import UnknownUsers
 
 
 _OTHER_DEVICES = "devices other than GPUs are not compared"
@@ -79,14 +80,25 @@ def drain(
     return tuple(moves)
 
 
+def unknown_guests(host: HostSnapshot) -> UnknownUsers | None:
+    """A source that could name a guest with a function or a vGPU, and could not be read."""
+    holders = (*_functions(host), *host.vgpus.active)
+    return next((each for one in holders for each in host.unknown_users_of(one)), None)
+
+
+def _functions(host: HostSnapshot) -> Iterator[PciDevice]:
+    for device in host.devices:
+        if device.is_for_guests and str(device.address) not in host.vgpus.carriers:
+            yield device
+
+
 def _guests(host: HostSnapshot) -> Iterator[_Guest]:
     """The guests and pods that have functions or vGPUs; companions of a function stand with it."""
     functions: dict[str, list[PciDevice]] = {}
     vgpus: dict[str, list[Vgpu]] = {}
-    for device in host.devices:
-        if device.is_for_guests and str(device.address) not in host.vgpus.carriers:
-            for name in _owners(host, device):
-                functions.setdefault(name, []).append(device)
+    for device in _functions(host):
+        for name in _owners(host, device):
+            functions.setdefault(name, []).append(device)
     for vgpu in host.vgpus.active:
         for name in _owners(host, vgpu):
             vgpus.setdefault(name, []).append(vgpu)

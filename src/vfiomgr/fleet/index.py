@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot
 
+    _Known = dict[str, tuple[str, bytes]]
     Derive = Callable[[HostSnapshot, Created, str], Value]
 
 _ENDINGS = (".json", ".json.gz")
@@ -41,6 +42,8 @@ CREATE TABLE IF NOT EXISTS derived (
 """
 _FRESH = 2_000_000_000
 """Nanoseconds."""
+_WAIT = 5.0
+"""Seconds for another process that writes."""
 _MANY = 64
 """Files that are worth a process for each processor."""
 _CHUNK = 16
@@ -100,14 +103,13 @@ class Index(Generic[_D]):
         for file in files:
             by_directory.setdefault(os.path.dirname(file), []).append(os.path.basename(file))
         for directory, names in by_directory.items():
-            with closing(self._opened(directory)) as database:
-                yield from self._in_directory(database, directory, names)
+            database, known = self._opened(directory)
+            with closing(database):
+                yield from self._in_directory(database, known, directory, names)
 
     def _in_directory(
-        self, database: sqlite3.Connection, directory: str, names: list[str]
+        self, database: sqlite3.Connection, known: _Known, directory: str, names: list[str]
     ) -> Iterator[tuple[str, _D | Unreadable]]:
-        query = "SELECT file, stamp, value FROM derived WHERE kind = ?"
-        known = {name: (s, v) for name, s, v in database.execute(query, (self._kind,))}
         paths = {name: os.path.join(directory, name) for name in names}
         stamps = {name: self._stamp(path) for name, path in paths.items()}
         stale = [n for n in names if not stamps[n] or known.get(n, ("",))[0] != stamps[n]]
@@ -123,10 +125,13 @@ class Index(Generic[_D]):
         ]
         others = known.keys() - stamps.keys()
         absent = (n for n in others if not os.path.lexists(os.path.join(directory, n)))
-        with suppress(sqlite3.OperationalError), database:  # another run writes, or no space
-            gone = [(self._kind, name) for name in absent]
-            database.executemany("DELETE FROM derived WHERE kind = ? AND file = ?", gone)
-            database.executemany("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", kept)
+        try:
+            with suppress(sqlite3.OperationalError), database:  # another run writes, or no space
+                gone = [(self._kind, name) for name in absent]
+                database.executemany("DELETE FROM derived WHERE kind = ? AND file = ?", gone)
+                database.executemany("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", kept)
+        except sqlite3.DatabaseError:
+            _remove(_place(directory))
         for name, path in paths.items():
             yield path, self._value(path, fresh[name] if name in fresh else known[name][1])
 
@@ -146,18 +151,30 @@ class Index(Generic[_D]):
         times = f"{found.st_ctime_ns} {found.st_mtime_ns}"
         return f"{times} {found.st_size} {found.st_ino} {self._made_by}"
 
-    def _opened(self, directory: str) -> sqlite3.Connection:
-        digest = sha256(os.path.abspath(directory).encode()).hexdigest()[:16]
-        cache = cache_directory()
-        place = os.path.join(cache, f"{digest}.sqlite")
-        try:
+    def _opened(self, directory: str) -> tuple[sqlite3.Connection, _Known]:
+        """The database and its entries; in memory if another process keeps the file locked."""
+        cache, place = cache_directory(), _place(directory)
+        with suppress(OSError, sqlite3.OperationalError):
             os.makedirs(cache, mode=0o700, exist_ok=True)
             if os.stat(cache).st_uid == os.geteuid():  # not the one of the user before sudo
-                return _of_user(place)
-        except OSError:
-            pass
+                try:
+                    return self._entries(place)
+                except sqlite3.OperationalError:
+                    raise
+                except sqlite3.DatabaseError:  # it is damaged
+                    _remove(place)
+                    return self._entries(place)
         self._note(f"cannot keep an index in {cache}: all files are read")
-        return _database(":memory:")
+        return _database(":memory:"), {}
+
+    def _entries(self, place: str) -> tuple[sqlite3.Connection, _Known]:
+        query = "SELECT file, stamp, value FROM derived WHERE kind = ?"
+        database = _of_user(place)
+        try:
+            return database, {n: (s, v) for n, s, v in database.execute(query, (self._kind,))}
+        except sqlite3.Error:
+            database.close()
+            raise
 
 
 def cache_directory() -> str:
@@ -166,23 +183,35 @@ def cache_directory() -> str:
     return os.path.join(cache, "vfiomgr", "fleet")
 
 
+def _place(directory: str) -> str:
+    digest = sha256(os.path.abspath(directory).encode()).hexdigest()[:16]
+    return os.path.join(cache_directory(), f"{digest}.sqlite")
+
+
 def _of_user(place: str) -> sqlite3.Connection:
-    """The database in a file, which only the user can read; made again if it is damaged."""
+    """The database in a file, which only the user can read."""
     os.close(os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    try:
-        return _database(place)
-    except sqlite3.DatabaseError:
-        os.unlink(place)
-        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        return _database(place)
+    return _database(place)
+
+
+def _remove(place: str) -> None:
+    """Remove a damaged database, and first its journal, which SQLite would apply to the next."""
+    for file in (f"{place}-journal", place):
+        with suppress(FileNotFoundError):
+            os.unlink(file)
 
 
 def _database(place: str) -> sqlite3.Connection:
-    database = sqlite3.connect(place, timeout=5)
-    if database.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
-        database.execute("DROP TABLE IF EXISTS derived")
-        database.execute(f"PRAGMA user_version = {_LAYOUT}")
-    database.execute(_TABLES)
+    database = sqlite3.connect(place, timeout=_WAIT)
+    database.text_factory = partial(str, encoding="utf-8", errors="replace")
+    try:
+        if database.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
+            database.execute("DROP TABLE IF EXISTS derived")
+            database.execute(f"PRAGMA user_version = {_LAYOUT}")
+        database.execute(_TABLES)
+    except sqlite3.Error:
+        database.close()
+        raise
     return database
 
 

@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.devices import with_facts
 from tests.unit.fleet.hosts import a_card, a_snapshot, write
 from vfiomgr.fleet.commands import common
 from vfiomgr.fleet.commands.common import age
+from vfiomgr.users.model import UnknownUsers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +160,19 @@ def test_guests_that_are_unknown_are_not_none(run: Run, fleet: Path) -> None:
     absent = run("fleet", "drain", str(fleet), "--host", "gpu3")
     assert absent.status == 2
     assert "hosts: gpu1, gpu2, gpu10" in absent.stderr
+
+
+def test_guests_are_unknown_if_a_source_could_not_be_read(run: Run, fleet: Path) -> None:
+    host = a_snapshot(a_card(0))
+    unknown = UnknownUsers("pods", "cannot ask the node agent: timed out", "restart the agent")
+    write(fleet, "gpu5", replace(host, users=replace(host.users, unknown=(unknown,))))
+    answer = run("fleet", "drain", str(fleet), "--host", "gpu5")
+    assert answer.status == 4
+    assert "the guests of gpu5 are unknown: cannot ask the node agent: timed out" in answer.stderr
+    assert "restart the agent" in answer.stderr
+    network = UnknownUsers("network", "cannot read /proc/net", "run as root")
+    write(fleet, "gpu5", replace(host, users=replace(host.users, unknown=(network,))))
+    assert run("fleet", "drain", str(fleet), "--host", "gpu5").status == 0
 
 
 def test_two_directories_differ(run: Run, fleet: Path, tmp_path: Path) -> None:

@@ -122,6 +122,54 @@ def test_a_damaged_index_is_made_again(reader: Reader, damage: bytes) -> None:
     assert reader.notes == []
 
 
+def test_a_damaged_page_is_made_again(reader: Reader) -> None:
+    first = reader()
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    page = 4096
+    file.write_bytes(file.read_bytes()[:page] + b"\xff" * (file.stat().st_size - page))
+    file.with_name(f"{file.name}-journal").write_bytes(b"old")
+    assert reader() == first
+    assert len(reader.read) == 2
+    assert not file.with_name(f"{file.name}-journal").exists()
+    reader()
+    assert reader.read == []
+    assert reader.notes == []
+
+
+def test_a_damage_found_on_writing_removes_the_index(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reader()
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    opened = index._database
+
+    def damaged(place: str) -> sqlite3.Connection:
+        database = opened(place)
+        database.execute(
+            "CREATE TEMP TRIGGER damage BEFORE INSERT ON derived BEGIN SELECT RAISE(ABORT, ''); END"
+        )
+        return database
+
+    monkeypatch.setattr(index, "_database", damaged)
+    write(reader.directory, "gpu2", a_snapshot(a_card(0)))
+    assert reader() == first
+    assert not file.exists()
+
+
+def test_a_locked_index_is_not_damaged(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_WAIT", 0)
+    first = reader()
+    (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")
+    inode = file.stat().st_ino
+    with sqlite3.connect(file) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert reader() == first
+    assert file.stat().st_ino == inode
+    assert "cannot keep an index in" in reader.notes[0]
+    reader()
+    assert reader.read == []
+
+
 def test_a_damaged_entry_is_derived_again(reader: Reader) -> None:
     first = reader()
     (file,) = (reader.directory.parent / "cache/vfiomgr/fleet").glob("*.sqlite")

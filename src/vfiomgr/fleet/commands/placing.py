@@ -248,7 +248,12 @@ def drain(
         message = f"the guests of {name} are unknown: its snapshot has no users of devices"
         raise Refusal(message, "create it as root, on the running host: sudo vfiomgr snapshot")
     from vfiomgr.fleet.draining import drain as drained  # noqa: PLC0415 - slow
+    from vfiomgr.fleet.draining import unknown_guests  # noqa: PLC0415 - slow
 
+    unknown = unknown_guests(snapshot)
+    if unknown is not None:
+        message = f"the guests of {name} are unknown: {unknown.why}"
+        raise Refusal(message, unknown.lift)
     others = [host for host in fleet.hosts if host.name != name]
     order: Order = "pack" if is_packed else "spread"
     moves = drained(snapshot, others, _reserved(reservations, fleet), order)
