@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vfiomgr.fleet.placing import Order, Reserved
     from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import UnknownUsers
 
 
@@ -82,7 +83,7 @@ def drain(
 
 def unknown_guests(host: HostSnapshot) -> UnknownUsers | None:
     """A source that could name a guest with a function or a vGPU, and could not be read."""
-    holders = (*_functions(host), *host.vgpus.active)
+    holders: tuple[Holder, ...] = (*_functions(host), *host.vgpus.active)
     return next((each for one in holders for each in host.unknown_users_of(one)), None)
 
 

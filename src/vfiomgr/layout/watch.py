@@ -14,7 +14,7 @@ from msgspec.structs import astuple, replace
 from vfiomgr.diagnostic import Diagnostic, refusal
 from vfiomgr.engine.locks import require_rights
 from vfiomgr.engine.transaction import apply, scan_for, slots_with_serials
-from vfiomgr.errors import StillDiffers, VfiomgrError
+from vfiomgr.errors import HostError, StillDiffers, VfiomgrError
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.parts import Difference
 from vfiomgr.snapshot.health import keep_health
@@ -395,7 +395,10 @@ class _KeptComparison:
         self._seen = self._kept.read()
         self._is_doubtful = False
         if self._keeps_health:
-            keep_health(self._host.tree, self._seen)
+            try:
+                keep_health(self._host.tree, self._seen)
+            except HostError as error:  # the comparison does not need the record
+                self._host.on_note(error.message)
         return compare(self._seen, request)
 
     def _keep(self, request: ApplyLayout) -> KeptSnapshot:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check import check
+from vfiomgr.engine.locks import hold
 from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.metrics.facts import (
     known_devices,
@@ -83,26 +84,30 @@ def _known(source: HostSource) -> tuple[KnownDevice, ...] | None:
 def remember(source: HostSource, host: HostSnapshot, facts: CheckFacts) -> None:
     """Add new devices of this host to its record; those that are missing stay in it.
 
-    Links and errors of devices are noted too, for later checks.
+    Links and errors of devices are recorded too, for later checks. An error is a note: it changes
+    no metric.
     """
-    if facts.known_devices is not None:
-        _remember_devices(source, host, facts.known_devices)
-    keep_health(source.files, host)
-
-
-def _remember_devices(
-    source: HostSource, host: HostSnapshot, before: tuple[KnownDevice, ...]
-) -> None:
-    known = {device.address: device for device in known_devices(measured_devices(host))}
-    known |= {device.address: device for device in before}
-    text = render_known_devices(known.values())
     try:
-        if source.files.read_text(DEVICES) != text:
+        if facts.known_devices is not None:
+            _remember_devices(source, host)
+    except (OSError, VfiomgrError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        source.on_note(f"cannot update {DEVICES}: {why}")
+    try:
+        keep_health(source.files, host)
+    except HostError as error:
+        source.on_note(error.message)
+
+
+def _remember_devices(source: HostSource, host: HostSnapshot) -> None:
+    known = {device.address: device for device in known_devices(measured_devices(host))}
+    with hold(source.files, (LOCK,), source.on_note):  # `metrics accept` may have replaced it
+        before = source.files.read_text(DEVICES)
+        known |= {device.address: device for device in parse_known_devices(before)}
+        text = render_known_devices(known.values())
+        if before != text:
             source.files.make_directory(DEVICES.parent)
             source.files.replace(DEVICES, text.encode())
-    except OSError as error:
-        message = f"cannot write {DEVICES}: {error.strerror}"
-        raise HostError(message, "run the command as root, e.g. with sudo") from error
 
 
 def acceptance(source: HostSource) -> ChangeFiles:

@@ -75,9 +75,9 @@ def metrics(context: click.Context, *, out: str | None) -> None:
     if out is None:
         print_text(text)
         return
+    rewrite(out, None, text.encode(), mode=_MODE)
     if session.is_live:
         collecting.remember(session, host, facts)
-    rewrite(out, None, text.encode(), mode=_MODE)
 
 
 @click.command("install")

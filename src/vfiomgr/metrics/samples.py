@@ -182,10 +182,10 @@ def group_samples(host: HostSnapshot, numbers: Iterable[int | None]) -> Iterator
 
 
 def vgpu_samples(host: HostSnapshot) -> Iterator[Sample]:
-    """The vGPUs of each GPU by type, and how many more have room."""
+    """The vGPUs of each GPU by type, and how many more can be created, if that is known."""
     for gpu in gpus(host):
         active = collections.Counter(_type_of(gpu, vgpu) for vgpu in gpu.instances)
-        free = {room.type.name or room.type.id: room.more for room in rooms(gpu)}
+        free = {room.type.name or room.type.id: room.more for room in rooms(gpu) if room.is_certain}
         for state, found in (("active", active), ("available", free)):
             for name, number in sorted(found.items()):
                 yield "vfiomgr_vgpus", number, {"parent": gpu.name, "type": name, "state": state}

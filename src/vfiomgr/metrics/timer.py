@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.text import sealed
+from vfiomgr.documents.text import is_sealed, sealed
 from vfiomgr.expressions import expression
 from vfiomgr.metrics.model import DEVICES
 from vfiomgr.paths import RUNTIME, HostPath
@@ -33,6 +33,8 @@ DIRECTORIES = (
     HostPath("/var/lib/node_exporter"),
 )
 """The directories of Debian's package, of the examples of node-exporter, of its Ansible role."""
+_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108 - refused
+"""What PrivateTmp= hides from the service (systemd.exec(5))."""
 _HEAD = "# vfiomgr: removed by vfiomgr metrics uninstall.\n"
 _OUTPUT = expression(r"^ExecStart=.* metrics --output (\S+)$", re.MULTILINE)
 _PLAIN = expression(r"(/[A-Za-z0-9._+-]+)+")
@@ -60,6 +62,10 @@ def find_directory(tree: HostTree, named: str | None) -> HostPath:
         message = f"cannot write a systemd unit for {named!r}: not an absolute path, or unsupported"
         remedy = "name an absolute path with only letters, digits and ._+-"
         refuse("metrics-directory", named, f"{message} characters", remedy)
+    if f"{directory}/".startswith(_TEMPORARY):
+        message = f"the service cannot write to {directory}: it has a /tmp and /var/tmp of its own"
+        remedy = "name a directory that node-exporter reads elsewhere, e.g. below /var/lib"
+        refuse("metrics-directory", directory, message, remedy)
     if not _is_directory(tree, directory):
         message = f"directory not found: {directory}"
         refuse("metrics-directory", directory, message, f"create it: mkdir -p {directory}")
@@ -125,11 +131,15 @@ def installation(tree: HostTree, named: str | None, program: str | None) -> Chan
     """The request to install the timer.
 
     Raises:
-        Refusal: systemd does not run this host, vfiomgr is not an installed command, or the
-            directory is not found.
+        Refusal: systemd does not run this host, vfiomgr is not an installed command, the
+            directory is not found, or a unit was edited.
 
     """
     directory = find_directory(tree, named)
+    edited = next((path for path in FILES if _is_edited(tree.read_text(path))), None)
+    if edited is not None:
+        message = f"cannot replace {edited}: it differs from what vfiomgr writes"
+        refuse("metrics-edited", edited, message, f"check it, then: rm {edited}")
     if program is None:
         message = "cannot install a timer: systemd not found, or vfiomgr is not installed"
         remedy = f"run `vfiomgr metrics --output {directory}/{NAME}` regularly, e.g. with cron"
@@ -153,16 +163,28 @@ def removal(tree: HostTree) -> ChangeFiles:
     """The request to remove the timer, its metrics, and the record of devices."""
     changes = tuple(removals(tree))
     already = ("the timer for metrics is not installed",)
-    return ChangeFiles("remove the timer for metrics", changes, (LOCK,), already=already)
+    notes = tuple(edited_notes(tree))
+    return ChangeFiles("remove the timer for metrics", changes, (LOCK,), notes, already)
 
 
 def removals(tree: HostTree) -> Iterator[FileChange]:
-    """The removal of each file, the timer first."""
+    """The removal of each file, the timer first; units that were edited stay."""
     output = installed_output(tree)
     for path in (*reversed(FILES), *((output,) if output else ()), DEVICES):
         text = tree.read_text(path)
-        if text is not None:
+        if text is not None and not (path in FILES and _is_edited(text)):
             yield FileChange(path, text, None)
+
+
+def edited_notes(tree: HostTree) -> Iterator[str]:
+    """A note for each unit that stays, as it was edited."""
+    for path in FILES:
+        if _is_edited(tree.read_text(path)):
+            yield f"{path} stays: it differs from what vfiomgr writes; check it, then: rm {path}"
+
+
+def _is_edited(text: str | None) -> bool:
+    return text is not None and not is_sealed(text)
 
 
 def installed_output(tree: HostTree) -> HostPath | None:

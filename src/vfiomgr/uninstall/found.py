@@ -101,11 +101,10 @@ def find(
     own = [place for path in going for place in (path.parent, path.parent.parent)]
     going += [path for path in LEFTOVERS if tree.read_text(path) is not None]
     of_metrics = tuple(timer.removals(tree))
-    edited = [c for c in of_metrics if c.path in timer.FILES and not is_sealed(c.before or "")]
     changes = (
         *(change for ready in entries.prepared for change in ready.request.changes),
         *(_removal(tree, path) for path in going),
-        *(change for change in of_metrics if change not in edited),
+        *of_metrics,
     )
     notes = (
         *entries.notes,
@@ -114,10 +113,7 @@ def find(
             f"rm {shlex.quote(path)}"
             for path in foreign
         ),
-        *(
-            f"{one.path} stays: it differs from what vfiomgr writes; check it, then: rm {one.path}"
-            for one in edited
-        ),
+        *timer.edited_notes(tree),
         *(f"{path} stays: vfiomgr did not install it" for path in _BY_HAND if tree.exists(path)),
     )
     locks = dict.fromkeys(lock for ready in entries.prepared for lock in ready.request.locks)

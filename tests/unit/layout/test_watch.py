@@ -378,6 +378,19 @@ def test_readings_of_devices_are_noted_by_root(tmp_path: Path, *, enforce: bool)
     assert kernel.exists(RECORD) == enforce
 
 
+def test_a_record_that_cannot_be_written_prevents_no_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        message = "cannot write the record: No space left on device"
+        raise HostError(message, "remove files")
+
+    monkeypatch.setattr(layout_watch, "keep_health", refuse)
+    kernel = mixed(tmp_path)
+    assert f"corrected {GPU}" in watched(kernel, enforce=True)
+    assert drivers(kernel, GPU) == ["vfio-pci"]
+
+
 def test_what_is_moved_by_hand_is_moved_back(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     api.apply(layout(), tree=kernel)

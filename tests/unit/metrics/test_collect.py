@@ -9,7 +9,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import api
@@ -17,6 +16,7 @@ from tests.fakes.nvidia.driver import NVIDIA_SMI
 from tests.fakes.servers import vgpu_server
 from tests.unit.layout.test_apply_commands import RULES, write
 from tests.unit.runtimes import put
+from vfiomgr.host.tree import HostTree
 from vfiomgr.metrics.collect import collect, remember
 from vfiomgr.metrics.model import DEVICES
 from vfiomgr.passthrough.steps import Bind
@@ -28,6 +28,8 @@ from vfiomgr.snapshot.health import RECORD
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import pytest
 
     from tests.fakes.kernel import FakeKernel
     from tests.fakes.programs import Said
@@ -144,18 +146,30 @@ def test_a_damaged_record_is_not_replaced_and_nothing_is_missing(
     assert GPU in samples(run("metrics").stdout, "device_missing")
 
 
-def test_a_record_that_cannot_be_written_is_an_error(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+def test_records_that_cannot_be_written_are_noted_and_the_metrics_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host, facts = collect(api.host_at(kernel))
-
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel, "replace", refuse)
-    with pytest.raises(Exception, match=f"cannot write {DEVICES}: Permission denied") as raised:
-        remember(api.host_at(kernel), host, facts)
-    assert type(raised.value).__name__ == "HostError"
+    monkeypatch.setattr(HostTree, "replace", refuse)
+    file = tmp_path / "vfiomgr.prom"
+    written = run("metrics", "--output", str(file))
+    assert written.status == 0
+    assert f"cannot update {DEVICES}: No space left on device" in written.stderr
+    assert f"cannot write {RECORD}: No space left on device" in written.stderr
+    assert samples(file.read_text(), "device_info")
+
+
+def test_devices_accepted_meanwhile_are_not_recorded_again(kernel: FakeKernel, run: Run) -> None:
+    source = api.host_at(kernel)
+    remember(source, *collect(source))
+    kernel.unplug(GPU)
+    host, facts = collect(source)
+    assert GPU in {str(one.address) for one in facts.known_devices or ()}
+    assert run("metrics", "accept").status == 0
+    remember(source, host, facts)
+    assert GPU not in (kernel.read_text(DEVICES) or "")
 
 
 def test_drift_from_the_installed_layout_is_counted(

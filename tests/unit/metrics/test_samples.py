@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as textfile
 
 from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.node.made import A40, AUDIO, SETTINGS, at, node_of
-from tests.unit.vgpus import a40_type, vgpu_host
+from tests.unit.vgpus import A40_TYPES, a40_type, vgpu_host
 from vfiomgr.diagnostic import blocker, finding
 from vfiomgr.metrics.facts import known_devices
 from vfiomgr.metrics.model import (
@@ -169,6 +169,17 @@ def test_vgpus_are_counted_and_their_guests_named() -> None:
     names = {vgpu.name for vgpu in host.vgpus.active}
     seen = with_facts(host, users=())
     assert names < {labels["address"] for labels, _ in values("device_assigned", seen)}
+
+
+def test_vgpus_that_may_fit_at_most_are_not_called_available() -> None:
+    host = vgpu_host((a40_type(4),), functions=8)
+    kinds = tuple(replace(kind, max_instances=None, framebuffer=None) for kind in A40_TYPES)
+    parents = tuple(
+        replace(one, types=kinds, available=tuple(1 for _ in kinds)) for one in host.vgpus.parents
+    )
+    host = with_facts(host, vgpu_parents=parents)
+    found = {d["state"] for d, _ in values("vgpus", host)}
+    assert found == {"active"}
 
 
 def test_unknown_facts_have_no_sample() -> None:

@@ -46,7 +46,11 @@ def test_a_directory_may_end_with_a_slash(kernel: FakeKernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "named", [None, "srv/x", "/srv/a b", "/srv/../x", "/", "/absent", "/srv/x/.keep", "/srv/%i"]
+    "named",
+    [
+        *(None, "srv/x", "/srv/a b", "/srv/../x", "/", "/absent", "/srv/x/.keep", "/srv/%i"),
+        *("/tmp", "/var/tmp/x"),  # noqa: S108 - refused
+    ],
 )
 def test_a_directory_that_no_unit_can_use_is_refused(kernel: FakeKernel, named: str | None) -> None:
     with pytest.raises(Refusal) as raised:
@@ -84,6 +88,18 @@ def test_what_is_removed_is_as_before(kernel: FakeKernel) -> None:
     api.apply(removal(kernel), tree=kernel)
     after = {path: text for path, text in kernel.sysfs.picture("/etc").items() if text != "/"}
     assert after == {path: text for path, text in before.items() if text != "/"}
+
+
+def test_units_that_were_edited_stay(kernel: FakeKernel) -> None:
+    api.apply(installation(with_directory(kernel), None, PROGRAM), tree=kernel)
+    edited = f"{kernel.read_text(TIMER)}OnCalendar=hourly\n"
+    put(kernel, TIMER, edited)
+    with pytest.raises(Refusal, match=f"cannot replace {TIMER}"):
+        installation(kernel, None, PROGRAM)
+    assert any(f"{TIMER} stays" in note for note in removal(kernel).notes)
+    api.apply(removal(kernel), tree=kernel)
+    assert kernel.read_text(TIMER) == edited
+    assert not kernel.exists(SERVICE)
 
 
 def test_systemd_starts_the_timer_at_once_and_stops_it_before_its_file_is_gone(
