@@ -14,12 +14,17 @@ author:
   - vfiomgr developers (@vfiomgr)
 options:
   name:
-    description: The UUID of a mediated device, or the address of the virtual function of a vGPU.
+    description:
+      - The UUID of a mediated device, e.g. of the filter P(ansible.builtin.to_uuid#filter), which
+        makes the same UUID of a text in each run.
+      - If the vendor's driver creates vGPUs without mediated devices, the address of the virtual
+        function. With O(state=active) and O(state=defined), other names are refused.
     type: str
     required: true
   state:
     description:
-      - V(active) creates the vGPU, if it does not exist.
+      - V(active) creates the vGPU, if it does not exist. If it exists with another type, the task
+        fails.
       - V(absent) removes it, and leaves its definition alone.
       - V(defined) stores its definition, and V(undefined) deletes it. Both leave the vGPU alone.
     type: str
@@ -73,6 +78,12 @@ EXAMPLES = r"""
     state: defined
     autostart: true
 
+- name: Create a vGPU for each guest of a list
+  vfiomgr.host.vgpu:
+    name: "{{ (inventory_hostname ~ item) | ansible.builtin.to_uuid }}"
+    type: A40-4Q
+  loop: [desktop1, desktop2]
+
 - name: Create a vGPU on a virtual function of a driver that has no mediated devices
   vfiomgr.host.vgpu:
     name: "0000:21:00.4"
@@ -115,6 +126,76 @@ _ARGUMENTS = {
     "allow": {"choices": ["in-use"], **cli.ALLOW},
 }
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
+_OF_INSTANCE = re.compile(r"(-[1-9]-[0-9]+[ABCQ])(?:MEALL|NOME|ME|GFX)$", re.IGNORECASE)
+_VENDOR = "vendor-vfio"
+"""The family of vGPUs that are virtual functions of the vendor's driver."""
+
+
+def _normal(name):
+    """Return a name as vfiomgr prints it."""
+    found = _ADDRESS.fullmatch(name)
+    if found:
+        return f"{int(found[1] or '0', 16):04x}:{found[2].lower()}"
+    return name.lower() if _UUID.fullmatch(name) else name
+
+
+def _folded(text):
+    """Return a name, comparable by its last words."""
+    return " " + (text or "").casefold().replace("_", " ")
+
+
+def _called(kinds, text):
+    """Return the types with this ID, number or name, as vfiomgr finds them."""
+    for wanted in map(_folded, (text, _OF_INSTANCE.sub(r"\1", text))):
+        found = [
+            kind
+            for kind in kinds
+            if any(_folded(name).endswith(wanted) for name in (kind["id"], kind["name"]))
+        ]
+        if found:
+            return found
+    return []
+
+
+def _refuse(module, cause, remedy):
+    module.fail_json(msg=f"cannot use the name {cause}. Remedy: {remedy}", remedy=remedy)
+
+
+def _present(module, vfiomgr):
+    """Return the vGPU that the virtual function is, or None.
+
+    A name by which a second run would not find the vGPU again is refused.
+    """
+    params = module.params
+    name = params["name"]
+    is_uuid = bool(_UUID.fullmatch(name))
+    vgpus = vfiomgr.document("vgpu", "list")[1]["items"]
+    vgpu = next((vgpu for vgpu in vgpus if vgpu["name"] == name), None)
+    if is_uuid and (vgpu or params["state"] == "defined"):
+        return None
+    parent = cli.options({"parent": params["parent"] if is_uuid else name}, parent="--parent")
+    kinds = vfiomgr.document("vgpu", "list", "--types", *parent)[1]["items"]
+    families = {kind["family"] for kind in kinds}
+    if is_uuid:
+        if any(kind["family"] == _VENDOR for kind in _called(kinds, params["type"])):
+            cause = f"{name}: vGPUs of type {params['type']} are virtual functions"
+            _refuse(module, cause, 'name a virtual function by its address, e.g. "0000:21:00.4"')
+        return None
+    if _VENDOR in families and name in {kind["gpu"] for kind in kinds}:
+        cause = f"{name}: it is a GPU whose vGPUs are virtual functions"
+        _refuse(module, cause, "name one of its virtual functions")
+    if _VENDOR not in families and ("sriov-vf" not in families or params["state"] == "defined"):
+        cause = f"{name}: it has no vGPUs that are virtual functions of the vendor's driver"
+        uuid = "{{ '" + name + "' | ansible.builtin.to_uuid }}"
+        _refuse(module, cause, f'name a UUID, with its parent, e.g. name: "{uuid}", parent: {name}')
+    if vgpu and params["state"] == "active":
+        same = {kind["id"] for kind in _called(kinds, params["type"])}
+        if vgpu["type"] not in same:
+            cause = f"{name}: it already is a vGPU of type {vgpu['type']} ({vgpu['type_name']})"
+            _refuse(module, cause, "remove that vGPU first, with state: absent")
+        return vgpu
+    return None
 
 
 def _place(params):
@@ -148,7 +229,12 @@ def main():
         supports_check_mode=True,
         required_if=[("state", "active", ("type",))],
     )
-    document = cli.Vfiomgr(module).change(*_arguments(module.params))
+    vfiomgr = cli.Vfiomgr(module)
+    module.params["name"] = _normal(module.params["name"])
+    if module.params["state"] in ("active", "defined") and _present(module, vfiomgr):
+        document = {"already": [f"vGPU {module.params['name']} already exists"]}
+    else:
+        document = vfiomgr.change(*_arguments(module.params))
     module.exit_json(diff=cli.differences(document), **cli.result(document))
 
 
