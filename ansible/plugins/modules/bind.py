@@ -106,7 +106,7 @@ devices:
     driver: {description: "Its driver now, or null if it has none.", type: str}
     iommu_group: {description: "Number of its IOMMU group, or null.", type: int}
     node:
-      description: The VFIO node that a guest opens, or null.
+      description: Its VFIO node, or null.
       type: str
       sample: /dev/vfio/38
 steps:

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: uninstall
-short_description: Remove everything that vfiomgr wrote on a host
+short_description: Remove what vfiomgr wrote on a host
 version_added: 1.0.0
 description:
   - Removes udev rules, units, the installed layout, hooks, entries of container runtimes and
-    definitions of vGPUs. Files that were edited since are kept, and listed in RV(notes).
+    definitions of vGPUs that are virtual functions. Files that were edited since are kept, and
+    listed in RV(notes).
+  - Definitions of mediated devices are kept, since mdevctl also starts them. RV(notes) lists them;
+    M(vfiomgr.host.vgpu) with O(vfiomgr.host.vgpu#module:state=undefined) removes them.
   - Run it before the package is removed; the role P(vfiomgr.host.install#role) does both.
 author:
   - vfiomgr developers (@vfiomgr)
