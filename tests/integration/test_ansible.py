@@ -79,6 +79,34 @@ class Ansible:
         assert isinstance(found, dict)
         return found
 
+    def roles(self, cases: dict[str, dict[str, Any]], *options: str) -> dict[str, str]:
+        """Run the role, or a file of its tasks, for each case; return the messages of failures."""
+        results = self.place / "failures.json"
+        blocks = [
+            {
+                "block": [
+                    {
+                        "ansible.builtin.include_role": {
+                            "name": "vfiomgr.host.install",
+                            "tasks_from": case.pop("tasks", "main"),
+                        },
+                        "vars": case,
+                    }
+                ],
+                "rescue": [{"ansible.builtin.set_fact": {name: "{{ ansible_failed_result.msg }}"}}],
+            }
+            for name, case in cases.items()
+        ]
+        known = " ".join(f"'{name}': {name} | default(''), " for name in cases)
+        written = {"content": "{{ {" + known + "} | to_json }}", "dest": str(results)}
+        last = {"ansible.builtin.copy": {**written, "mode": "0644"}, "check_mode": False}
+        play = {"hosts": "localhost", "connection": "local", "gather_facts": False}
+        (self.place / "roles.json").write_text(json.dumps([{**play, "tasks": [*blocks, last]}]))
+        self.run("ansible-playbook", "roles.json", *options)
+        found = json.loads(results.read_text())
+        assert isinstance(found, dict)
+        return {name: message for name, message in found.items() if message}
+
 
 @pytest.fixture(scope="module")
 def ansible(tmp_path_factory: pytest.TempPathFactory) -> Ansible:
@@ -160,3 +188,20 @@ def test_a_playbook_reads_checks_and_plans(ansible: Ansible, tmp_path: Path) -> 
     assert found["plan"]["diff"][0]["after"].endswith(": passthrough (VFIO)\n")
     assert found["drift"]["failed"]
     assert found["drift"]["msg"].startswith("the host differs from the layout guests: ")
+
+
+def test_the_role_installs_nothing_in_check_mode_on_a_new_host(
+    ansible: Ansible, tmp_path: Path
+) -> None:
+    """And nothing that no one authenticates: packages are not signed."""
+    common = {"install_completion": False, "install_cache": str(tmp_path / "cache")}
+    cases: dict[str, dict[str, Any]] = {}
+    for ending in ("deb", "rpm"):
+        (tmp_path / f"vfiomgr.{ending}").write_text("a package")
+        cases[ending] = {**common, "install_package": str(tmp_path / f"vfiomgr.{ending}")}
+    insecure = "http://packages.example.org/vfiomgr.deb"
+    cases["insecure"] = {**common, "install_package": insecure}
+    failures = ansible.roles(cases, "--check")
+    assert list(failures) == ["insecure"]
+    assert failures["insecure"].startswith(f"cannot install {insecure}: ")
+    assert not (tmp_path / "cache").exists()
