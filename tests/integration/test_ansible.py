@@ -205,3 +205,42 @@ def test_the_role_installs_nothing_in_check_mode_on_a_new_host(
     assert list(failures) == ["insecure"]
     assert failures["insecure"].startswith(f"cannot install {insecure}: ")
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_role_removes_the_records_that_a_failed_removal_left(
+    ansible: Ansible, tmp_path: Path
+) -> None:
+    """Unless a device is on a VFIO driver, or an operation was interrupted, as `apt-get purge`."""
+    ended = '{"event":"start"}\n{"event":"end","outcome":"done"}\n'
+    broken = ("", f'{ended}{{"event":"start"}}\n', '{"event":"end","outcome":"incomplete"}\n')
+    hosts = {
+        "ended": ("nvidia", (ended,)),
+        "bound": ("vfio-pci", (ended,)),
+        "asked": ("nvgrace_gpu_vfio_pci", (ended,)),
+        "broken": ("nvidia", (ended, *broken)),
+    }
+    cases: dict[str, dict[str, Any]] = {}
+    for name, (driver, journals) in hosts.items():
+        state = tmp_path / name / "state"
+        for path in ("state/journal", "state/origins", "run", f"drivers/{driver}"):
+            (tmp_path / name / path).mkdir(parents=True)
+        for number, journal in enumerate(journals):
+            (state / f"journal/{number}.jsonl").write_text(journal)
+        (state / "origins/0000:01:00.0.json").touch()
+        (tmp_path / name / f"drivers/{driver}/0000:01:00.0").symlink_to(tmp_path)
+        (tmp_path / name / "drivers/vfio-pci").mkdir(exist_ok=True)
+        (tmp_path / name / "drivers/vfio-pci/0000:02:00.0").symlink_to(tmp_path)
+        cases[name] = {"install_unbind": name == "asked"}
+    for name, case in cases.items():
+        place = tmp_path / name
+        directories = [str(place / "state"), str(place / "run")]
+        drivers = {"install_directories": directories, "install_drivers": str(place / "drivers")}
+        case.update(drivers, tasks="leftovers")
+    failures = ansible.roles(cases)
+    left = {name for name in hosts if (tmp_path / name / "state").exists()}
+    assert left == {name for name in hosts if (tmp_path / name / "run").exists()}
+    assert left == {"bound", "asked", "broken"}
+    assert set(failures) == {"asked", "broken"}
+    assert ": 0000:01:00.0 is on a VFIO driver. Remedy: " in failures["asked"]
+    named = [f"{number}.jsonl is of an interrupted" in failures["broken"] for number in range(4)]
+    assert named == [False, True, True, True]
