@@ -205,6 +205,13 @@ def test_a_host_is_compared_with_the_others(run: Run, fleet: Path) -> None:
     ]
 
 
+def test_a_file_is_not_compared_with_itself(run: Run, fleet: Path) -> None:
+    first = str(fleet / "gpu1.json.gz")
+    answer = run("fleet", "diff", first, f"{fleet}/../fleet/gpu1.json.gz")
+    assert answer.status == 2
+    assert "nothing to compare: AFTER has no other snapshot than BEFORE" in answer.stderr
+
+
 def test_exports_are_redacted_alike(run: Run, fleet: Path, tmp_path: Path) -> None:
     after = tmp_path / "after"
     after.mkdir()

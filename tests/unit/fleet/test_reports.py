@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import with_facts
 from tests.unit.fleet.hosts import a_card, a_snapshot
+from vfiomgr.errors import HostError
 from vfiomgr.fleet.checking import Finding, HostReport, RuleSummary, by_rule, report_of
 from vfiomgr.fleet.differences import Difference, Inventory, differences, inventory
 from vfiomgr.pci.capabilities import PciLink
@@ -70,6 +72,29 @@ def test_the_same_difference_is_named_once() -> None:
         Difference("kernel", "6.1", "6.12", ("gpu9", "gpu10")),
         Difference("d driver", "nvidia", "vfio-pci", ("gpu1",)),
     )
+
+
+def test_what_is_unknown_on_one_side_is_no_difference() -> None:
+    card = replace(a_card(0), serial="17", driver_override="vfio-pci")
+    links = (PciLink(card.address, 16.0, 8, 16.0, 16),)
+    old = with_facts(a_snapshot(card), links=links)
+    plain = replace(card, serial=None, driver_override=None)
+    new = with_facts(a_snapshot(plain), links=None, topology=None, readiness=None)
+    pair = [inventory(host, UNKNOWN, "a.json") for host in (old, new)]
+    for before, after in (pair, pair[::-1]):
+        assert [one.what for one in differences([(before, after)])] == [
+            f"{card.address} driver_override"
+        ]
+
+
+def test_hosts_whose_devices_are_unknown_are_not_compared() -> None:
+    host = with_facts(a_snapshot(), pci_unlisted="Permission denied")
+    with pytest.raises(HostError, match="PCI devices are unknown: Permission denied"):
+        inventory(host, UNKNOWN, "a.json")
+    both = a_snapshot(a_card(0), a_card(1))
+    unidentified = with_facts(a_snapshot(a_card(1)), pci_unidentified=("0000:01:00.0",))
+    pair = [inventory(one, UNKNOWN, "a.json") for one in (both, unidentified)]
+    assert differences([(pair[0], pair[1])]) == ()
 
 
 def test_a_missing_device_is_one_difference() -> None:
