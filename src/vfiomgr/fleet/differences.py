@@ -8,6 +8,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import HostError
 from vfiomgr.fleet.model import name_of_file, natural
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.units import counted, size
@@ -28,6 +29,8 @@ class Inventory(Value):
     time: str | None
     facts: dict[str, str]
     """By what they are: `kernel`, `0000:41:00.0 driver`; without those that are unknown."""
+    unknown: frozenset[str] = frozenset()
+    """What is unknown: facts, or the first words of facts (`NUMA node`, `module`)."""
     path: str = ""
     """The file of its snapshot."""
 
@@ -43,9 +46,23 @@ class Difference(Value):
 
 
 def inventory(host: HostSnapshot, created: Created, path: str) -> Inventory:
-    """What is compared of a host."""
-    facts = {what: text for what, text in _facts(host) if text is not None}
-    return Inventory(created.host_name or name_of_file(path), created.time, facts)
+    """What is compared of a host.
+
+    Raises:
+        HostError: the PCI devices are unknown.
+
+    """
+    if host.pci_unlisted is not None:
+        message = f"{path}: PCI devices are unknown: {host.pci_unlisted}"
+        raise HostError(message, "create the snapshot again, as root on the running host")
+    facts, unknown = {}, set(host.pci_unidentified)
+    for what, text in _facts(host):
+        if text is None:
+            unknown.add(what)
+        elif text:
+            facts[what] = text
+    name = created.host_name or name_of_file(path)
+    return Inventory(name, created.time, facts, frozenset(unknown))
 
 
 def differences(pairs: Iterable[tuple[Inventory, Inventory]]) -> tuple[Difference, ...]:
@@ -54,10 +71,18 @@ def differences(pairs: Iterable[tuple[Inventory, Inventory]]) -> tuple[Differenc
     for before, after in pairs:
         for what in before.facts | after.facts:
             old, new = before.facts.get(what), after.facts.get(what)
+            if _is_unknown(what, before.unknown) or _is_unknown(what, after.unknown):
+                continue
             if old != new and not _is_of_other(what, before.facts, after.facts):
                 found.setdefault((what, old, new), []).append(after.name)
     every = (Difference(*key, tuple(sorted(names, key=natural))) for key, names in found.items())
     return tuple(sorted(every, key=lambda one: (-len(one.hosts), natural(one.what))))
+
+
+def _is_unknown(what: str, unknown: frozenset[str]) -> bool:
+    """Whether a fact, or all of its kind, is unknown."""
+    words = what.split(" ")
+    return any(" ".join(words[:count]) in unknown for count in range(1, len(words) + 1))
 
 
 def _is_of_other(what: str, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
@@ -71,6 +96,7 @@ def _is_of_other(what: str, before: Mapping[str, str], after: Mapping[str, str])
 
 
 def _facts(host: HostSnapshot) -> Iterator[tuple[str, str | None]]:
+    """Each fact with its text: None if it is unknown, empty if there is none."""
     kernel, support = host.kernel, host.guest_support
     yield "kernel", kernel.release
     yield "kernel command line", kernel.command_line
@@ -79,6 +105,8 @@ def _facts(host: HostSnapshot) -> Iterator[tuple[str, str | None]]:
     yield "IOMMU", ("on" if host.iommu.is_on else "off") if host.iommu.is_known else None
     yield "libvirt", support.libvirt if support else None
     yield "QEMU", support.qemu if support else None
+    if host.topology is None:
+        yield "NUMA node", None
     for node in host.topology.nodes if host.topology else ():
         yield f"NUMA node {node.number}: CPUs", str(len(node.cpus))
         memory = node.memory_bytes
@@ -86,11 +114,15 @@ def _facts(host: HostSnapshot) -> Iterator[tuple[str, str | None]]:
         for pool in node.hugepages:
             what = f"NUMA node {node.number}: huge pages of {size(pool.page_bytes)}"
             yield what, str(pool.total)
+    if host.readiness is None:
+        yield "module", None
     for module in host.readiness.modules if host.readiness else ():
+        if module.parameters is None:
+            yield f"module {module.name}:", None
         for name, value in (module.parameters or {}).items():
             yield f"module {module.name}: {name}", value
     text = host.files.text(FILE)
-    yield "layout", None if text is None else sha256(text.encode()).hexdigest()[:12]
+    yield "layout", "" if text is None else sha256(text.encode()).hexdigest()[:12]
     widths = {link.address: link.width for link in host.links or ()}
     for device in host.devices:
         if device.physical_function is None and not device.is_bridge:
@@ -104,17 +136,17 @@ def _of_device(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str
     ids = f"{device.vendor_id}:{device.device_id}, subsystem {device.subsystem_id}"
     yield name, f"{device.short_name} ({ids})"
     yield f"{name} driver", device.driver or "none"
-    yield f"{name} driver_override", device.driver_override
-    yield f"{name} NUMA node", None if device.numa_node is None else str(device.numa_node)
+    yield f"{name} driver_override", device.driver_override or ""
+    yield f"{name} NUMA node", "" if device.numa_node is None else str(device.numa_node)
     if device.sriov_totalvfs:
         yield f"{name} VFs", str(device.sriov_numvfs or 0)
     bars = (f"{bar.index}: {size(bar.size)}" for bar in device.bars if bar.is_memory)
-    yield f"{name} BARs", ", ".join(bars) or None
+    yield f"{name} BARs", ", ".join(bars)
     others = [str(d.address) for d in host.group_members(device.iommu_group) if d is not device]
     group = "none" if device.iommu_group is None else ", ".join(others) or "alone"
     yield f"{name} IOMMU group", group
     binding = host.files.binding(device.address)
-    yield f"{name} at boot", None if binding is None else f"bound to {binding.driver}"
+    yield f"{name} at boot", "" if binding is None else f"bound to {binding.driver}"
     yield f"{name} serial", device.serial or None
     vgpus = len(host.vgpus.of(name))
-    yield f"{name} vGPUs", counted(vgpus, "vGPU") if vgpus else None
+    yield f"{name} vGPUs", counted(vgpus, "vGPU") if vgpus else ""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Derive = Callable[[HostSnapshot, Created, str], Value]
 
 _ENDINGS = (".json", ".json.gz")
-_LAYOUT = 2
+_LAYOUT = 3
 """The version of the tables and of what is kept in them."""
 _TABLES = """\
 CREATE TABLE IF NOT EXISTS derived (

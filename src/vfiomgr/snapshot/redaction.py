@@ -61,6 +61,12 @@ _KNOWN_UNIT = expression(
 """Units of programs that anyone may have, and those that contain the names of guests or IDs."""
 _COMMAND_LINE = "kernel_command_line"
 _URL = expression(r"(?i)\b((?:https?|ftp|tftp|nfs|iscsi|nbd)://?)([^\s\"',]+)")
+_NETWORK_ROOT = expression(r"(?<!\S)(nfsroot=|(?:net)?root=nfs4?:)(\S+)")
+"""nfsroot=[SERVER:]DIRECTORY (Documentation/admin-guide/nfs/nfsroot.rst), and dracut's forms."""
+_VOLUME = expression(
+    r"(?<![\w/])(/dev/(?!(?:block|cciss|disk|mapper|vfio)/)(?=[^\s,/]+/)|rd\.lvm\.(?:lv|vg)=)([^\s,]+)"
+)
+"""/dev/GROUP/VOLUME of LVM (lvm(8)), and dracut's parameters (dracut.cmdline(7))."""
 _LOGIN = expression(r"[^\s/@:=,]+:[^\s/@]+@")
 _SECRET = expression(
     r"(?i)(?<!\S)([\w.-]*(?:passw|secret|token|credential|api[_-]?key|username)[\w.-]*=)(\S+)"
@@ -140,10 +146,12 @@ class Redaction:
         return self._replaced(value, names)
 
     def _without_secrets(self, text: str | None) -> str | None:
-        """The kernel command line without URLs and the values of secret parameters."""
+        """The kernel command line without URLs, volumes, and the values of secret parameters."""
         if text is None:
             return None
         text = _URL.sub(lambda m: f"{m[1]}{self._numbered('url', m[2])}", text)
+        text = _NETWORK_ROOT.sub(lambda m: f"{m[1]}{self._numbered('url', m[2])}", text)
+        text = _VOLUME.sub(lambda m: f"{m[1]}{self._numbered('name', m[2])}", text)
         text = _LOGIN.sub(lambda m: f"{self._numbered('login', m[0])}@", text)
         return _SECRET.sub(lambda m: f"{m[1]}{self._numbered('secret', m[2])}", text)
 
@@ -207,11 +215,14 @@ class Redaction:
         return self._numbered("user" if where == "/home/" else "name", old)
 
 
-_NAMES = ("host", "guest", "namespace", "pod", "user")
+_NAMES = ("host", "guest", "namespace", "pod", "user", "serial")
 
 
 def _named_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names of guests, pods and users in a snapshot, with their kind."""
+    """The names of guests, pods and users, and serial numbers, in a snapshot, with their kind."""
+    for device in document.get("devices") or ():
+        if device.get("serial"):
+            yield "serial", device["serial"]
     for user in document.get("users") or ():
         if user.get("guest"):
             yield "guest", user["guest"]

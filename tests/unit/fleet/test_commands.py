@@ -232,6 +232,15 @@ def test_exports_are_redacted_alike(run: Run, fleet: Path, tmp_path: Path) -> No
     assert compared.stdout == "no differences on 1 host\n"
 
 
+def test_directories_of_an_export_do_not_name_hosts(run: Run, fleet: Path, tmp_path: Path) -> None:
+    own = tmp_path / "from-gpu7"
+    own.mkdir()
+    write(own, "gpu7.corp", a_snapshot(a_card(0)))
+    output = tmp_path / "export"
+    assert run("fleet", "export", str(own), str(fleet), "--output", str(output)).status == 0
+    assert sorted(one.name for one in output.iterdir()) == ["directory-1", "fleet"]
+
+
 def test_an_export_may_be_a_copy(run: Run, fleet: Path, tmp_path: Path) -> None:
     (fleet / "gpu3.json").write_text("{")
     output = tmp_path / "copy"

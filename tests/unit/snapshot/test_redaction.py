@@ -68,6 +68,10 @@ def on_command_line(words: str) -> str:
     [
         ("ignition.config.url=https://acme.example/a.ign x", "ignition.config.url=https://url-1 x"),
         ("netroot=iscsi:alice:pw@10.1.2.3::3260", "netroot=login-1@192.0.2.1::3260"),
+        ("nfsroot=filer.acme:/export/alice,v3", "nfsroot=url-1"),
+        ("root=nfs4:filer.acme:/x rw", "root=nfs4:url-1 rw"),
+        ("root=/dev/acme-vg/root resume=/dev/sda2", "root=/dev/name-1 resume=/dev/sda2"),
+        ("rd.lvm.lv=acme/root root=/dev/cciss/c0d0", "rd.lvm.lv=name-1 root=/dev/cciss/c0d0"),
         ("a rd.iscsi.password=s3 b", "a rd.iscsi.password=secret-1 b"),
         ("cloud.token=abc token=abc", "cloud.token=secret-1 token=secret-1"),
         ("intel_iommu=on iommu=pt pci=noaer", "intel_iommu=on iommu=pt pci=noaer"),
@@ -154,6 +158,13 @@ def test_equal_values_get_equal_replacements_and_other_hosts_get_others() -> Non
     assert len(uuids) == 1
     assert f"rd.luks.uuid={uuids.pop()}" in document["kernel_command_line"]
     assert json.loads(redacted(personal_host(), key=b"b"))["boot_id"] != document["boot_id"]
+
+
+def test_a_serial_number_in_a_layout_is_that_of_the_device() -> None:
+    layout = TextFile("/etc/vfiomgr/layout.yaml", "select: {serial: '1322621034567'}\n")
+    document = json.loads(redacted(with_facts(personal_host(), files=(layout,))))
+    serial = document["devices"][0]["serial"]
+    assert f"select: {{serial: '{serial}'}}" in json.dumps(document["files"])
 
 
 def test_a_guest_with_the_name_of_a_driver_changes_no_driver() -> None:

@@ -39,7 +39,7 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
     What identifies machines and persons is replaced as by `vfiomgr snapshot --redact`. Equal values
     get equal replacements in all files of one export, so that `fleet diff` finds the same: name all
     directories at once. Files are named after the replaced hosts. Several directories become
-    subdirectories with their names.
+    subdirectories with their names, or with numbers if their names contain those of hosts.
 
     \b
     Examples:
@@ -59,6 +59,9 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
             else:
                 found.append((path, below, one.name))
     redaction = Redaction(name for _, _, name in found) if redact else None
+    if redact:
+        numbered = _numbered({below for _, below, _ in found}, {name for _, _, name in found})
+        found = [(path, numbered.get(below, below), name) for path, below, name in found]
     written = exported(found, output, redaction)
     if session.format == "table":
         say(f"wrote {counted(len(written), 'snapshot')} to {output}")
@@ -67,3 +70,10 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
     if redact:
         note("comments and descriptions in files stay as they are: read them before you publish")
     return 1 if unreadable else 0
+
+
+def _numbered(directories: set[str], hosts: set[str]) -> dict[str, str]:
+    """`directory-1` for each directory whose name contains that of a host."""
+    short = {name.partition(".")[0] for name in hosts} - {""}
+    naming = (one for one in sorted(directories) if any(name in one for name in short))
+    return {one: f"directory-{number}" for number, one in enumerate(naming, start=1)}

@@ -186,8 +186,8 @@ def diff(session: Session, *, before: str, after: str) -> int:
 
     Hosts of two directories are compared by their names. If BEFORE is a file and AFTER a directory,
     each host is compared with the one in the file. Compared are kernel, programs, modules, memory,
-    layouts, and the driver, IDs, links and settings of devices; not users, and not what changes by
-    itself.
+    layouts, and the driver, IDs, links and settings of devices; not users, not what changes by
+    itself, and not what is unknown in one of the snapshots.
 
     Exit status: 1 if something differs, a host is missing, or a file is no readable snapshot.
 
@@ -229,7 +229,12 @@ def _paired(
         raise UsageError(message, "create one on each host: vfiomgr snapshot > HOST.json")
     if is_reference:
         first = old.hosts[0]
-        return [(first, one) for one in new.hosts if one.path != first.path], [], []
+        of_first = os.path.realpath(first.path)
+        others = [one for one in new.hosts if os.path.realpath(one.path) != of_first]
+        if not others:
+            message = "nothing to compare: AFTER has no other snapshot than BEFORE"
+            raise UsageError(message, "name another snapshot, or a directory")
+        return [(first, one) for one in others], [], []
     before = {one.name: one for one in old.hosts}
     after = {one.name: one for one in new.hosts}
     both = [(before[name], after[name]) for name in before if name in after]
