@@ -271,6 +271,7 @@ def unread(host: HostSnapshot) -> Iterator[str]:
     if health is None:
         yield "links and PCIe errors of devices for guests: not in the snapshot"
     elif not any(map(health.now.of, (device.address for device in carriers(host)))):
-        yield "PCIe errors: no device for guests has counters (AER is off, or of the firmware)"
+        why = "AER is off, or the firmware controls it"
+        yield f"PCIe errors: no device for guests has counters ({why})"
     elif health.base is None:
         yield f"present rates of PCIe errors: only the numbers since boot, without {_UNREAD}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import SEVERITIES, Severity
-from vfiomgr.fleet.model import name_of_file, natural
+from vfiomgr.fleet.model import cards_of, name_of_file, natural
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class HostReport(Value):
     """Facts that decide the result and are not in the snapshot."""
     path: str = ""
     """The file of its snapshot."""
+    cards: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    """The addresses of its GPUs, with their serial numbers; empty if unknown."""
 
 
 class RuleSummary(Value):
@@ -57,7 +59,8 @@ def report_of(host: HostSnapshot, created: Created, path: str) -> HostReport:
             finding = Finding(one.rule, one.severity, one.summary)
             found.setdefault((one.rule, one.severity), finding)
     name = created.host_name or name_of_file(path)
-    return HostReport(name, created.time, tuple(found.values()), report.unknown)
+    findings = tuple(found.values())
+    return HostReport(name, created.time, findings, report.unknown, cards=cards_of(host))
 
 
 def by_rule(reports: Iterable[HostReport]) -> tuple[RuleSummary, ...]:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
-from vfiomgr.fleet.model import name_of_file, natural
+from vfiomgr.fleet.model import cards_of, name_of_file, natural
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.units import counted, size
 from vfiomgr.value import Value
@@ -33,6 +33,8 @@ class Inventory(Value):
     """What is unknown: facts, or the first words of facts (`NUMA node`, `module`)."""
     path: str = ""
     """The file of its snapshot."""
+    cards: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    """The addresses of its GPUs, with their serial numbers; empty if unknown."""
 
 
 class Difference(Value):
@@ -62,7 +64,7 @@ def inventory(host: HostSnapshot, created: Created, path: str) -> Inventory:
         elif text:
             facts[what] = text
     name = created.host_name or name_of_file(path)
-    return Inventory(name, created.time, facts, frozenset(unknown))
+    return Inventory(name, created.time, facts, frozenset(unknown), cards=cards_of(host))
 
 
 def differences(pairs: Iterable[tuple[Inventory, Inventory]]) -> tuple[Difference, ...]:

@@ -156,6 +156,6 @@ def _verdict(name: str, states: Mapping[str, Migratability]) -> tuple[bool | Non
     for answer in (False, None):
         for device, one in states.items():
             if one.is_possible is answer or (answer is False and one.remedy):
-                return answer, f"{device}: {one}"
+                return answer, f"{device}: {one.reason}"
     conditions = dict.fromkeys(one.condition for one in states.values() if one.condition)
     return True, "; ".join(conditions)

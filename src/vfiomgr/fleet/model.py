@@ -11,7 +11,10 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GpuState = Literal["free", "used", "unknown", "unavailable"]
 """Whether a guest could have the entire GPU now: `unknown` if its users could not be read,
@@ -20,7 +23,7 @@ STATES: tuple[GpuState, ...] = get_args(GpuState)
 
 
 class Capacity(Value):
-    """How many more vGPUs of a type, or GPU instances of a profile (MIG), a GPU has room for."""
+    """How many more vGPUs of a type, or GPU instances of a profile (MIG), fit on a GPU."""
 
     name: str
     """`A40-8Q`, `1g.5gb`."""
@@ -49,6 +52,8 @@ class Gpu(Value):
     """vGPU types that it offers."""
     instances: tuple[Capacity, ...] = ()
     """Profiles of its GPU instances, if it is in MIG mode and nvidia-smi was asked."""
+    serial: str | None = None
+    """Its serial number; None if unknown."""
 
 
 class Node(Value):
@@ -76,7 +81,9 @@ class HostSummary(Value):
     layout: str | None = None
     """The name of the installed layout."""
     drift: tuple[str, ...] | None = None
-    """What differs from the layout; None without one."""
+    """What differs from the layout; None without one, or if this is unknown."""
+    drift_unknown: str | None = None
+    """Why it is unknown whether the host matches the layout."""
     path: str = ""
     """The file of its snapshot."""
 
@@ -85,13 +92,18 @@ class HostSummary(Value):
         return sum(gpu.state == state for gpu in self.gpus)
 
     @property
+    def cards(self) -> dict[str, str]:
+        """The addresses of its GPUs, with their serial numbers; empty if unknown."""
+        return {gpu.address: gpu.serial or "" for gpu in self.gpus}
+
+    @property
     def models(self) -> str:
         """`8 x NVIDIA A40, NVIDIA L4`."""
         return counted_names(gpu.name for gpu in self.gpus)
 
 
 class Unreadable(Value):
-    """A file that is no readable snapshot: its host is unknown."""
+    """A file that is no readable snapshot, or of one of two hosts with the same name."""
 
     path: str
     why: str
@@ -120,6 +132,10 @@ class Dated(Protocol):
     def path(self) -> str:
         """Its file."""
 
+    @property
+    def cards(self) -> Mapping[str, str]:
+        """The addresses of its GPUs, with their serial numbers; empty if unknown."""
+
 
 _D = TypeVar("_D", bound=Dated)
 
@@ -135,22 +151,52 @@ class Fleet(Value, Generic[_D]):
 def fleet_of(found: Iterable[tuple[str, _D | Unreadable]]) -> Fleet[_D]:
     """The fleet of what is derived from files; of each host only the newest snapshot counts.
 
-    A snapshot without a time is the oldest. Hosts are the same if their names are.
+    A snapshot without a time is the oldest. Hosts are the same if their names are. If their GPUs
+    differ too much for that, it is unknown which host is meant, so that none of them counts.
     """
-    newest: dict[str, _D] = {}
-    unreadable, outdated = [], []
+    by_name: dict[str, list[_D]] = {}
+    hosts, unreadable, outdated = [], [], []
     for path, one in found:
         if isinstance(one, Unreadable):
             unreadable.append(one)
-            continue
-        latest: _D = replace(one, path=path)  # type: ignore[type-var]
-        other = newest.get(one.name)
-        if other is not None:
-            older, latest = sorted((other, latest), key=lambda d: (d.time or "", d.path))
-            outdated.append(Outdated(older.path, older.name, latest.path))
-        newest[one.name] = latest
-    hosts = tuple(newest[name] for name in sorted(newest, key=natural))
-    return Fleet(hosts, tuple(unreadable), tuple(outdated))
+        else:
+            by_name.setdefault(one.name, []).append(replace(one, path=path))  # type: ignore[type-var]
+    for name in sorted(by_name, key=natural):
+        *older, latest = sorted(by_name[name], key=lambda d: (d.time or "", d.path))
+        others = [one for one in older if _are_two_hosts(one.cards, latest.cards)]
+        outdated += [Outdated(d.path, name, latest.path) for d in older if d not in others]
+        unreadable += [_conflict(name, one, latest) for one in others]
+        if others:
+            unreadable.append(_conflict(name, latest, others[-1]))
+        else:
+            hosts.append(latest)
+    return Fleet(tuple(hosts), tuple(unreadable), tuple(outdated))
+
+
+def _are_two_hosts(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether GPUs differ by more than added, removed or replaced cards of one host."""
+    if not (one.keys() <= other.keys() or other.keys() <= one.keys()):
+        return True
+    same = [one[name] == other[name] for name in one if one[name] and other.get(name)]
+    return bool(same) and not any(same)
+
+
+def _conflict(name: str, one: Dated, other: Dated) -> Unreadable:
+    remedy = "remove the file that is out of date, or give one of the hosts another name"
+    return Unreadable(
+        one.path, f"{one.path}: {other.path} has other GPUs, and also the name {name}: {remedy}"
+    )
+
+
+def cards_of(host: HostSnapshot) -> dict[str, str]:
+    """The addresses of the GPUs of a host, with their serial numbers; empty if unknown."""
+    return {str(d.address): d.serial or "" for d in host.devices if is_counted(d)}
+
+
+def is_counted(device: PciDevice) -> bool:
+    """Whether a function is a GPU or an accelerator; its virtual functions are vGPUs."""
+    is_part = device.physical_function is not None or device.is_nvswitch
+    return device.is_graphics_or_accelerator and not is_part
 
 
 def name_of_file(path: str) -> str:

@@ -104,7 +104,7 @@ def read_reservations(path: str, fleet: Fleet[HostSummary], now: float) -> dict[
     try:
         known = from_jsonable(_Reservations, document)
         if known.version != _VERSION:
-            what = f"unsupported version {known.version!r}, expected {_VERSION!r}"
+            what = f"unsupported version: {known.version} (expected {_VERSION})"
             raise Misfit(what, ("version",))
         ends = [_end(one, number) for number, one in enumerate(known.reservations)]
     except Misfit as error:

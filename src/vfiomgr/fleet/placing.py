@@ -112,6 +112,8 @@ class Placement(Value):
     """The kind of reason why it does not fit, without numbers; empty if it fits."""
     why: str = ""
     """The reason with the numbers of the host."""
+    time: str | None = None
+    """When the snapshot of the host was created; None if unknown."""
 
     @property
     def fits(self) -> bool:
@@ -335,7 +337,7 @@ def _too_few(host: HostSummary, request: Request, reserved: Reserved) -> Placeme
 def _told(one: Wanted, fitting: Sequence[Gpu], count: int, reserved: Reserved) -> str:
     """`2 x A40: 1 of 4 free (2 used, 1 unknown)`."""
     if one.kind != "gpu":
-        return f"{one}: room for {count} on {counted(len(fitting), 'GPU')}"
+        return f"{one}: capacity for {count} on {counted(len(fitting), 'GPU')}"
     states = [g.state if g.address not in reserved.gpus else "reserved" for g in fitting]
     others = [state for state in states if state != "free"]
     told = ", ".join(f"{others.count(state)} {state}" for state in dict.fromkeys(others))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, VfiomgrError
-from vfiomgr.fleet.model import Capacity, Gpu, HostSummary, Node, name_of_file
+from vfiomgr.fleet.model import Capacity, Gpu, HostSummary, Node, cards_of, is_counted, name_of_file
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.named import layout_request
@@ -39,7 +39,7 @@ _MOST = 3
 
 def summarize(host: HostSnapshot, created: Created, path: str) -> HostSummary:
     """What `fleet` needs to know of a host."""
-    layout, drift = installed_drift(host)
+    layout, drift, unknown = installed_drift(host)
     return HostSummary(
         name=created.host_name or name_of_file(path),
         time=created.time,
@@ -49,12 +49,13 @@ def summarize(host: HostSnapshot, created: Created, path: str) -> HostSummary:
         guests=tuple(dict.fromkeys(u.guest for u in host.users.processes or () if u.guest)),
         layout=layout,
         drift=drift,
+        drift_unknown=unknown,
     )
 
 
 def _gpus(host: HostSnapshot) -> Iterator[Gpu]:
     """The GPUs and accelerators that are no virtual functions."""
-    found = [d for d in host.devices if _is_counted(d)]
+    found = [d for d in host.devices if is_counted(d)]
 
     def bonds(device: PciDevice) -> Iterator[Hashable]:
         yield device.address
@@ -80,13 +81,8 @@ def _gpus(host: HostSnapshot) -> Iterator[Gpu]:
                     for one in (rooms(room[name]) if name in room else ())
                 ),
                 instances=tuple(_instances(host, name)),
+                serial=device.serial,
             )
-
-
-def _is_counted(device: PciDevice) -> bool:
-    """Whether a function is a GPU or an accelerator; its virtual functions are vGPUs."""
-    is_part = device.physical_function is not None or device.is_nvswitch
-    return device.is_graphics_or_accelerator and not is_part
 
 
 def _instances(host: HostSnapshot, name: str) -> Iterator[Capacity]:
@@ -172,17 +168,23 @@ def _nodes(host: HostSnapshot) -> Iterator[Node]:
         yield Node(node.number, len(node.cpus), memory, free, pools)
 
 
-def installed_drift(host: HostSnapshot) -> tuple[str | None, tuple[str, ...] | None]:
-    """The name of the layout that is installed on a host, and what differs from it."""
+_Compared = tuple[tuple[str, ...] | None, str | None]
+"""What differs, or why this is unknown."""
+
+
+def installed_drift(
+    host: HostSnapshot,
+) -> tuple[str | None, tuple[str, ...] | None, str | None]:
+    """The name of the installed layout, what differs from it, and why this is unknown."""
     text = host.files.text(FILE)
     if text is None or host.files.text(RECORD) is None:
-        return None, None
+        return None, None, None
     name = layout_name(host) or None
     try:
         chosen, layout = choose_layout(read_layouts(text, FILE), name)
     except VfiomgrError as error:
-        return name, (f"cannot read {FILE}: {error.message}",)
-    return chosen, drift_from(host, chosen, layout)
+        return name, None, f"cannot read {FILE}: {error.message}"
+    return chosen, *drift_from(host, chosen, layout)
 
 
 class Drift(Value):
@@ -190,9 +192,14 @@ class Drift(Value):
 
     name: str
     time: str | None
-    drift: tuple[str, ...]
+    drift: tuple[str, ...] | None
+    """None if unknown."""
+    drift_unknown: str | None = None
+    """Why it is unknown."""
     path: str = ""
     """The file of its snapshot."""
+    cards: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    """The addresses of its GPUs, with their serial numbers; empty if unknown."""
 
 
 @lru_cache(maxsize=1)
@@ -211,12 +218,15 @@ def drift_of(  # noqa: PLR0913, PLR0917 - a layout, and a snapshot
 ) -> Drift:
     """What differs on a host from the layout in a text."""
     found = drift_from(host, *layout_in(text, source, name))
-    return Drift(created.host_name or name_of_file(path), created.time, found)
+    called = created.host_name or name_of_file(path)
+    return Drift(called, created.time, *found, cards=cards_of(host))
 
 
-def drift_from(host: HostSnapshot, name: str, layout: Layout) -> tuple[str, ...]:
-    """What differs from a layout, as `layout assert` reports it."""
+def drift_from(host: HostSnapshot, name: str, layout: Layout) -> _Compared:
+    """What differs from a layout, as `layout assert` reports it, or why this is unknown."""
     try:
-        return tuple(map(str, compare(host, layout_request(None, name, layout)).differences))
+        found = tuple(map(str, compare(host, layout_request(None, name, layout)).differences))
     except VfiomgrError as error:
-        return (f"cannot compare: {error.message}",)
+        return None, f"cannot compare: {error.message}"
+    unread = iommu_unread(host) if layout.gives_to_guests else ()
+    return (None, unread[0]) if unread and not found else (found, None)

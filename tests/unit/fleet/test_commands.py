@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import with_facts
-from tests.unit.fleet.hosts import a_card, a_snapshot, write
+from tests.unit.fleet.hosts import TIME, a_card, a_snapshot, write
 from vfiomgr.fleet.commands import common
 from vfiomgr.fleet.commands.common import age
 from vfiomgr.users.model import UnknownUsers
@@ -64,7 +64,7 @@ def test_an_unreadable_file_is_named_and_fails(run: Run, fleet: Path) -> None:
     assert run("fleet", "check", str(fleet)).status == 1
     placed = run("fleet", "place", str(fleet), "--gpu", "A40")
     assert placed.status == 0
-    assert "2 of 4 hosts fit; not: users or capacity unknown: 1, unknown (unreadable file): 1" in (
+    assert "2 of 4 hosts fit; others: 1 (users or capacity unknown), 1 (unreadable file)" in (
         placed.stderr
     )
 
@@ -74,6 +74,35 @@ def test_an_older_snapshot_is_named(run: Run, fleet: Path) -> None:
     write(fleet, "gpu2", a_snapshot(a_card(0)), "2026-11-28T08:00:00Z")
     answer = run("fleet", "list", str(fleet))
     assert f"older snapshots, not used: {fleet}/old.json.gz (gpu2)" in answer.stderr
+
+
+def test_two_hosts_of_one_name_are_unknown(run: Run, fleet: Path) -> None:
+    first = fleet / "gpu2.json.gz"
+    other = first.rename(fleet / "other.json.gz")
+    write(fleet, "gpu2", a_snapshot(a_card(7)))
+    answer = run("fleet", "list", str(fleet))
+    assert answer.status == 1
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["HOST", "gpu1", "gpu10"]
+    for one, another in ((first, other), (other, first)):
+        conflict = f"{one}: {another} has other GPUs, and also the name gpu2: remove the file"
+        assert conflict in answer.stderr
+    for words in (("check", str(fleet)), ("diff", str(fleet), str(fleet))):
+        assert run("fleet", *words).status == 1
+    assert "gpu2" not in run("fleet", "place", str(fleet), "--gpu", "A40").stdout
+
+
+def test_an_unread_iommu_leaves_drift_unknown(run: Run, fleet: Path, tmp_path: Path) -> None:
+    layout = tmp_path / "layout.json"
+    rule = {"select": {"address": "0000:01:00.0"}, "state": "passthrough"}
+    layout.write_text(json.dumps({"version": "vfiomgr/v1", "layouts": {"a": {"devices": [rule]}}}))
+    host = a_snapshot(a_card(0))
+    write(fleet, "gpu1", replace(host, iommu=replace(host.iommu, is_known=False)))
+    words = ("list", str(fleet), "--with-layout", str(layout))
+    answer = run("fleet", *words)
+    assert "a: unknown" in answer.stdout.splitlines()[1]
+    assert "drift unknown: gpu1: " in answer.stderr
+    found = document(run, *words)["items"]
+    assert [item["drift"] for item in found] == [None, [], []]
 
 
 def test_without_snapshots_nothing_is_listed(run: Run, tmp_path: Path) -> None:
@@ -121,22 +150,31 @@ def test_hosts_that_fit_are_listed_and_reasons_counted(run: Run, fleet: Path) ->
     answer = run("fleet", *words)
     assert answer.status == 0
     assert [line.split()[0] for line in answer.stdout.splitlines()] == ["HOST", "gpu2", "gpu1"]
-    assert answer.stderr == "2 of 3 hosts fit; not: users or capacity unknown: 1\n"
+    assert answer.stderr.splitlines() == [
+        "snapshots older than a day, or of unknown age: gpu2 (3 d); create them again",
+        "2 of 3 hosts fit; others: 1 (users or capacity unknown)",
+    ]
+    ages = [line.split()[-2:] for line in answer.stdout.splitlines()]
+    assert ages == [["LEFT", "AGE"], ["3", "d"], ["3", "h"]]
     spread = run("fleet", *words, "--spread", "--all").stdout.splitlines()
     assert [line.split()[0] for line in spread] == ["HOST", "gpu1", "gpu2", "HOST", "gpu10"]
     assert "2 x A40: 0 of 4 free (4 unknown)" in spread[-1]
     none = run("fleet", "place", str(fleet), "--gpu", "9xA40")
     assert none.status == 1
-    assert none.stderr == "0 of 3 hosts fit; not: too few are free: 3\n"
+    assert none.stderr == "0 of 3 hosts fit; others: 3 (too few are free)\n"
     found = document(run, "place", str(fleet), "--gpu", "A40")
-    assert [item["host"] for item in found["items"]] == ["gpu2", "gpu1", "gpu10"]
+    assert [(item["host"], item["time"]) for item in found["items"]] == [
+        ("gpu2", "2026-11-26T08:00:00Z"),
+        ("gpu1", TIME),
+        ("gpu10", None),
+    ]
 
 
 def test_what_is_reserved_is_left_out(run: Run, fleet: Path, tmp_path: Path) -> None:
     file = tmp_path / "reserved.yaml"
     file.write_text("version: vfiomgr/v1\nreservations: [{host: gpu1, until: 2026-11-29}]\n")
     words = ("fleet", "place", str(fleet), "--gpu", "A40", "--reservations", str(file))
-    assert "reserved: 1" in run(*words).stderr
+    assert "1 (reserved)" in run(*words).stderr
     file.write_text("version: vfiomgr/v1\nreservations: [{host: gpu1, until: 2026-11-28}]\n")
     assert "reserved" not in run(*words).stderr
 
@@ -147,7 +185,10 @@ def test_guests_of_a_host_are_placed(run: Run, fleet: Path) -> None:
     assert answer.stdout.splitlines()[1].split()[:7] == [
         *("win", "1", "x", "10de:2235", "no", "gpu1", "0000:01:00.0:")
     ]
-    assert answer.stderr == "1 guest: 0 can move while running, 0 fit nowhere\n"
+    assert answer.stderr.splitlines() == [
+        "snapshots older than a day, or of unknown age: gpu2 (3 d); create them again",
+        "1 guest: 0 can move while running, 0 fit nowhere",
+    ]
     assert "no guest of gpu1" in run("fleet", "drain", str(fleet), "--host", "gpu1").stdout
     (fleet / "gpu1.json.gz").unlink()
     assert run("fleet", "drain", str(fleet), "--host", "gpu2").status == 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.fleet.model import Fleet
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -271,6 +272,27 @@ def test_the_newest_snapshot_of_a_host_counts(reader: Reader) -> None:
         str(reader.directory / "gpu2.json.gz"),
     ]
     assert {one.path for one in found.outdated} == {str(old), str(undated)}
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "is_one"),
+    [
+        ((a_card(0),), (a_card(0), a_card(1)), True),
+        ((a_card(0), a_card(1)), (a_card(0), a_card(2)), False),
+        ((a_card(0, serial="1"), a_card(1, serial="2")), (a_card(0, serial="1"),), True),
+        ((a_card(0, serial="1"), a_card(1)), (a_card(0, serial="9"), a_card(1)), False),
+        ((a_card(0, serial="1"),), (a_card(0),), True),
+    ],
+)
+def test_hosts_of_one_name_with_other_cards_are_two(
+    reader: Reader, older: tuple[PciDevice, ...], newer: tuple[PciDevice, ...], *, is_one: bool
+) -> None:
+    old = write(reader.directory, "gpu1", a_snapshot(*older), "2026-11-28T08:00:00Z")
+    old = old.rename(reader.directory / "z.json.gz")
+    new = write(reader.directory, "gpu1", a_snapshot(*newer))
+    found = reader()
+    assert names(found) == (["gpu1", "gpu2"] if is_one else ["gpu2"])
+    assert {one.path for one in found.unreadable} == (set() if is_one else {str(old), str(new)})
 
 
 def test_files_and_directories_are_named(reader: Reader) -> None:

@@ -125,5 +125,5 @@ def test_a_malformed_file_is_refused(tmp_path: Path, text: str, why: str) -> Non
 def test_the_version_is_required(tmp_path: Path) -> None:
     file = tmp_path / "reserved.yaml"
     file.write_text("version: v2\nreservations: []\n")
-    with pytest.raises(InvalidDocument, match="unsupported version 'v2'"):
+    with pytest.raises(InvalidDocument, match="unsupported version: v2"):
         read_reservations(str(file), FLEET, NOON)

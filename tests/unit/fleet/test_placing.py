@@ -158,13 +158,13 @@ def test_a_gpu_serves_one_part() -> None:
             (a_gpu(0, types=(HALF,)),),
             Request((Wanted("vgpu", 3, "A40-8Q"),)),
             "too few are free",
-            "3 x A40-8Q: room for 2 on 1 GPU",
+            "3 x A40-8Q: capacity for 2 on 1 GPU",
         ),
         (
             (a_gpu(0, types=(Capacity("A40-8Q", 9, is_certain=False),)),),
             Request((Wanted("vgpu", 1, "A40-8Q"),)),
             "users or capacity unknown",
-            "1 x A40-8Q: room for 0 on 1 GPU",
+            "1 x A40-8Q: capacity for 0 on 1 GPU",
         ),
         ((a_gpu(0),), Request((Wanted("mig", 1, "1g.5gb"),)), "no GPU instance of this type", ""),
         (

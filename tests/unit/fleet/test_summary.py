@@ -141,20 +141,22 @@ def test_the_switches_of_a_fabric_are_no_gpus(tmp_path: Path) -> None:
 
 def test_drift_is_that_from_the_installed_layout() -> None:
     host = a_snapshot(a_card(0), replace(a_card(1), driver="nvidia"))
-    assert installed_drift(host) == (None, None)
+    assert installed_drift(host) == (None, None, None)
     record = TextFile(RECORD, render_record(InstalledLayout("guests")))
     installed = with_facts(host, files=(TextFile(FILE, json.dumps(LAYOUT)), record))
-    name, drift = installed_drift(installed)
+    name, drift, unknown = installed_drift(installed)
+    assert unknown is None
     assert name == "guests"
     assert drift is not None
     assert ["0000:02:00.0" in text for text in drift] == [True]
     damaged = with_facts(host, files=(TextFile(FILE, "{"), record))
-    assert (installed_drift(damaged)[1] or ("",))[0].startswith(f"cannot read {FILE}: ")
+    assert installed_drift(damaged)[1] is None
+    assert (installed_drift(damaged)[2] or "").startswith(f"cannot read {FILE}: ")
 
 
 def test_drift_from_a_file_is_that_of_each_host() -> None:
     text = json.dumps(LAYOUT)
     first, second = a_snapshot(a_card(0)), a_snapshot(replace(a_card(0), driver="nvidia"))
     found = [drift_of(text, "x", None, host, UNKNOWN, "/a/gpu1.json") for host in (first, second)]
-    assert found[0] == Drift("gpu1", None, ())
-    assert len(found[1].drift) == 1
+    assert found[0] == Drift("gpu1", None, (), cards={"0000:01:00.0": ""})
+    assert len(found[1].drift or ()) == 1

@@ -88,11 +88,24 @@ def now() -> float:
     return time.time()
 
 
+def note_old(found: Iterable[tuple[str, str | None]]) -> None:
+    """Note hosts, by name and time, whose snapshots are older than a day, or of unknown age."""
+    old = [f"{name} ({age(time)})" for name, time in found if time is None or _seconds(time) > _DAY]
+    shown, more = first_of(old, _NAMED)
+    if old:
+        named = ", ".join((*shown, *more))
+        note(f"snapshots older than a day, or of unknown age: {named}; create them again")
+
+
+def _seconds(created: str) -> float:
+    return now() - calendar.timegm(time.strptime(created, FORM))
+
+
 def age(created: str | None) -> str:
     """How old a snapshot is: `3 h`, `2 d`; a dash if unknown."""
     if created is None:
         return "-"
-    seconds = now() - calendar.timegm(time.strptime(created, FORM))
+    seconds = _seconds(created)
     if seconds < _HOUR:
         return f"{max(0, round(seconds / 60))} min"
     return f"{round(seconds / _HOUR)} h" if seconds < 2 * _DAY else f"{round(seconds / _DAY)} d"

@@ -7,12 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.options import WholeNumber, complete_file, session_options, with_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.fleet.commands.common import directories, hosts_of, now, silent
+from vfiomgr.fleet.commands.common import age, directories, hosts_of, note_old, now, silent
 from vfiomgr.fleet.model import hosts
 from vfiomgr.fleet.named import read_reservations, request_of
 from vfiomgr.fleet.placing import NOTHING, ordered
@@ -137,9 +138,9 @@ def place(
 ) -> int:
     """Show which hosts a guest fits on, and why not on the others.
 
-    A GPU counts as free if `bind` would take it now and its users are known. GPUs of one IOMMU
-    group go to the same guest. CPUs of other guests are not subtracted, as snapshots do not have
-    them; memory is what was free when the snapshot was created.
+    Free is what was free when the snapshot was created (AGE): a GPU if `bind` would have taken it
+    and its users are known, and memory. GPUs of one IOMMU group go to the same guest. CPUs of other
+    guests are not subtracted, as snapshots do not have them.
 
     Exit status: 1 if no host fits, otherwise 0.
 
@@ -161,7 +162,11 @@ def place(
     fleet = hosts_of(places)
     reserved = _reserved(reservations, fleet)
     order: Order = "pack" if is_packed else "spread"
-    found = [placed(host, request, reserved.get(host.name, NOTHING)) for host in fleet.hosts]
+    found = [
+        replace(placed(host, request, reserved.get(host.name, NOTHING)), time=host.time)
+        for host in fleet.hosts
+    ]
+    note_old((one.host, one.time) for one in found if one.fits)
     sorted_ones = ordered(found, order)
     if session.format == "table":
         _print(sorted_ones, every=every, unreadable=len(fleet.unreadable))
@@ -179,7 +184,7 @@ def _print(found: Sequence[Placement], *, every: bool, unreadable: int) -> None:
     fitting = [one for one in found if one.fits]
     shown = fitting if every else fitting[:_SHOWN]
     if shown:
-        columns = ("HOST", "NUMA", wrapped("GPUS"), "LEFT")
+        columns = ("HOST", "NUMA", wrapped("GPUS"), "LEFT", "AGE")
         print_table(columns, [_row(one) for one in shown])
     if len(shown) < len(fitting):
         say(f"and {hosts(len(fitting) - len(shown))} more (--all lists them)")
@@ -189,9 +194,9 @@ def _print(found: Sequence[Placement], *, every: bool, unreadable: int) -> None:
             ("HOST", wrapped("WHY NOT")), [[o.host, f"{o.reason}: {o.why}"] for o in others]
         )
     reasons = Counter(one.reason for one in others).most_common()
-    told = [f"{reason}: {count}" for reason, count in reasons]
-    told += [f"unknown (unreadable file): {unreadable}"] if unreadable else []
-    rest = f"; not: {', '.join(told)}" if told else ""
+    told = [f"{count} ({reason})" for reason, count in reasons]
+    told += [f"{unreadable} (unreadable file)"] if unreadable else []
+    rest = f"; others: {', '.join(told)}" if told else ""
     verb = "fits" if len(fitting) == 1 else "fit"
     note(f"{len(fitting)} of {hosts(len(found) + unreadable)} {verb}{rest}")
 
@@ -199,7 +204,13 @@ def _print(found: Sequence[Placement], *, every: bool, unreadable: int) -> None:
 def _row(one: Placement) -> list[str]:
     more = f" ({counted(one.unused, 'GPU')} only for its IOMMU group)" if one.unused else ""
     numa = ",".join(map(str, one.numa_nodes))
-    return [one.host, or_dash(numa), ", ".join(one.gpus) + more or "-", str(one.left)]
+    return [
+        one.host,
+        or_dash(numa),
+        ", ".join(one.gpus) + more or "-",
+        str(one.left),
+        age(one.time),
+    ]
 
 
 @click.command("drain")
@@ -257,6 +268,9 @@ def drain(
     others = [host for host in fleet.hosts if host.name != name]
     order: Order = "pack" if is_packed else "spread"
     moves = drained(snapshot, others, _reserved(reservations, fleet), order)
+    targets = {move.host for move in moves}
+    read = (leaving, *(host for host in others if host.name in targets))
+    note_old((host.name, host.time) for host in read)
     if session.format == "table":
         _print_moves(name, moves, {host.name: host.path for host in others})
     else:

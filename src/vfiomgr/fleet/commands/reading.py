@@ -68,10 +68,11 @@ def list_hosts(
 ) -> int:
     """List hosts: GPUs, how many are free, drift, age of the snapshot.
 
-    FREE counts the GPUs that a guest could have entirely now. UNKNOWN: their users cannot be read,
-    e.g. because the snapshot was not created by root. UNAVAILABLE: `bind` would refuse them; JSON
-    has the reasons. LAYOUT says how many differences there are from the installed layout, or from
-    the one in FILE.
+    FREE counts the GPUs that a guest could have entirely when the snapshot was created. UNKNOWN:
+    their users cannot be read, e.g. because the snapshot was not created by root. UNAVAILABLE:
+    `bind` would refuse them; JSON has the reasons. LAYOUT says how many differences there
+    are from the installed layout, or from the one in FILE; unknown if the snapshot lacks a fact for
+    that, e.g. of the IOMMU.
 
     Exit status: 1 if a file is no readable snapshot, otherwise 0.
 
@@ -87,6 +88,10 @@ def list_hosts(
         known = _compared(places, known, layout_file, layout_name)
     if session.format == "table":
         print_table(_COLUMNS, [_row(host) for host in known])
+        unknown = [f"{host.name}: {host.drift_unknown}" for host in known if host.drift_unknown]
+        shown, more = first_of(unknown, _SHOWN)
+        for text in (*shown, *more):
+            note(f"drift unknown: {text}")
         note(_totals(fleet))
     else:
         body = {"items": known, "unreadable": fleet.unreadable, "outdated": fleet.outdated}
@@ -105,8 +110,12 @@ def _compared(
     derive = partial(drift_of, text, source, name)
     digest = sha256(f"{name}\\n{text}".encode()).hexdigest()
     drift = read_fleet(places, "drift", Drift, derive, on_note=silent, of_what=digest)
-    by_path = {one.path: one.drift for one in drift.hosts}
-    return tuple(replace(host, layout=chosen, drift=by_path.get(host.path)) for host in known)
+    by_path = {one.path: (one.drift, one.drift_unknown) for one in drift.hosts}
+    found = ((host, *by_path.get(host.path, (None, "the file changed"))) for host in known)
+    return tuple(
+        replace(host, layout=chosen, drift=differs, drift_unknown=why)
+        for host, differs, why in found
+    )
 
 
 def _row(host: HostSummary) -> list[str]:
@@ -118,6 +127,8 @@ def _row(host: HostSummary) -> list[str]:
 
 def _layout(host: HostSummary) -> str:
     """`kata-node: 2 differences`."""
+    if host.drift_unknown is not None:
+        return f"{host.layout}: unknown" if host.layout else "unknown"
     if host.drift is None:
         return or_dash(host.layout)
     return f"{host.layout}: {counted(len(host.drift), 'difference') if host.drift else 'matches'}"

@@ -64,10 +64,15 @@ class Migratability(Value):
     def __str__(self) -> str:
         """`yes: mlx5_vfio_pci migrates it (stop-copy, p2p)`."""
         word = {True: "not yet" if self.remedy else "yes", False: "no", None: "unknown"}
+        return f"{word[self.is_possible]}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """`mlx5_vfio_pci migrates it (stop-copy, p2p)`."""
         told = f" ({', '.join(self.features)})" if self.features else ""
-        text = f"{word[self.is_possible]}: {self.why}{told}"
-        more = "; ".join(part for part in (self.condition, self.remedy) if part)
-        return f"{text}; {more}" if more else text
+        return "; ".join(
+            part for part in (f"{self.why}{told}", self.condition, self.remedy) if part
+        )
 
 
 def migratability_of(host: HostSnapshot, device: PciDevice) -> Migratability:
