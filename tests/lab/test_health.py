@@ -1,4 +1,4 @@
-"""A link, and a device that vanishes, on a real kernel: found, named, and gone again."""
+"""Links, PCIe errors and a device that vanishes, on a real kernel: found, named, and gone again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ pytestmark = [pytest.mark.topology("health"), pytest.mark.thorough]
 
 TREE = HostTree("/")
 NIC, PORT = "0000:01:00.0", "0000:00:02.0"
+UPSTREAM = Path("/sys/bus/pci/devices", PORT)
 DEVICE = Path("/sys/bus/pci/devices", NIC)
 _MONITOR = Path("/dev/ttyS1")
 _PROMPT = b"(qemu) "
 _DEADLINE = 30.0
 _CAP_X16_5GT = 16 << 4 | 2
 """Link Capabilities; of a device without Link Capabilities 2, the kernel knows two speeds."""
+_BRIDGE_CONTROL, _SERR = 0x3E, 2
 DOMAIN = """\
 <domain type='kvm'><name>win</name><memory>4194304</memory><vcpu>2</vcpu>
 <os><type machine='q35'>hvm</type></os><devices><hostdev mode='subsystem' type='pci' managed='no'>
@@ -65,6 +67,10 @@ class Monitor:
             answer = answer if is_repeated else b""
         return answer.decode(errors="replace")
 
+    def inject(self, *words: str) -> None:
+        """Have an error reported."""
+        self.ask(f"pcie_aer_inject_error {' '.join(words)}")
+
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait for what another process does."""
@@ -72,6 +78,21 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def pass_messages_on() -> None:
+    """Let the port report errors: QEMU's firmware leaves SERR# of its bridge control off.
+
+    Then QEMU passes no message on (pcie_aer_msg_vbridge in hw/pci/pcie_aer.c).
+    """
+    with (UPSTREAM / "config").open("r+b", buffering=0) as file:
+        (bridge,) = os.pread(file.fileno(), 1, _BRIDGE_CONTROL)
+        os.pwrite(file.fileno(), bytes([bridge | _SERR]), _BRIDGE_CONTROL)
+
+
+def total(kind: str) -> int:
+    """The number of errors of the port."""
+    return int((UPSTREAM / f"aer_dev_{kind}").read_text().split()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +105,7 @@ def given() -> Iterator[None]:
     """The NIC on vfio-pci, awake as with a guest; no readings of before."""
     api.apply(Bind((PciAddress.parse(NIC),)), tree=TREE)
     (DEVICE / "power/control").write_text("on")
+    pass_messages_on()
     RECORD_FILE.unlink(missing_ok=True)
     yield
     api.apply(Unbind((PciAddress.parse(NIC),)), tree=TREE)
@@ -132,6 +154,16 @@ def test_a_link_that_is_worse_than_both_ends_support() -> None:
         assert "has 1 of 16 lanes" in worse["narrow-link"].summary
         assert "runs at 2.5 of 5 GT/s" in worse["slow-link"].summary
     assert found() == {}
+
+
+def test_an_injected_error_is_found_until_a_later_reading(monitor: Monitor) -> None:
+    keep_as_of(60)
+    monitor.inject("first", "POISON_TLP")
+    wait_for(lambda: total("nonfatal"))
+    one = found()["nonfatal-errors"]
+    assert (one.severity, one.subject.startswith(PORT)) == ("warning", True)
+    keep_as_of(70)
+    assert "nonfatal-errors" not in found()
 
 
 def test_a_device_that_vanished_is_found_until_it_is_back(monitor: Monitor) -> None:
