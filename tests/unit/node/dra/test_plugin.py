@@ -326,6 +326,7 @@ async def test_a_rolling_update_leaves_no_gap(place: Path) -> None:
         old = await made.started("0b7c-old")
         await made.started("9d2e-new")
         assert len(made.sockets()) == 4
+        await until(lambda: all(p.is_connected for p in made.kubelet.plugins.values()))
         await old.close()
         await until(lambda: len(made.kubelet.plugins) == 1)
         await made.prepare()
