@@ -53,7 +53,7 @@ lab-faults:  ## what takes long: kills at every step, and the thorough tests of 
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab \
 		-k "thorough or killed_at_every_step or stranded or where_the_journal_says"
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/integration/test_node_soak.py \
-		tests/integration/test_ansible_sanity.py
+		tests/integration/test_ansible_sanity.py tests/integration/test_ansible_hosts.py
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(UNIT_TESTS) -k "Fault or death"
 
 test-platforms:  ## all laboratory tests on Debian 12, 13 and sid, and those of IOMMUFD and ARM; hours
