@@ -179,6 +179,15 @@ def test_an_alert_fires_for_its_series_only(tmp_path: Path, alert: str) -> None:
     assert not fires(tmp_path, alert)
 
 
+def test_metrics_that_ended_fire_only_while_their_host_is_up(tmp_path: Path) -> None:
+    ended = "vfiomgr_build_info{instance='a',version='1'}", "1x20 stale"
+    for up, expected in (("1x200", True), ("0x200", False)):
+        host = "up{instance='a'}", up
+        assert fires(tmp_path, "VfiomgrMetricsOld", ended, host) is expected
+    there = "vfiomgr_build_info{instance='a',version='2'}", "1x200"
+    assert not fires(tmp_path, "VfiomgrMetricsOld", ended, there, ("up{instance='a'}", "1x200"))
+
+
 def test_a_link_with_fewer_lanes_than_possible_fires_whatever_its_device_could_have(
     tmp_path: Path,
 ) -> None:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     Devices = Iterable[PciDevice] | None
 
 _RESEAT = "reseat the card, and replace its riser or cable"
-_SLOW_READINGS = 10
-"""Readings without a faster link of a GPU after which its speed is reported."""
+_SLOW_READINGS, _SLOW_SECONDS = 100, 86400.0
+"""Readings without a faster link of a GPU, and their time, after which its speed is reported: its
+guest may let it idle for hours."""
 _D3COLD = "D3cold"
 _AWAKE = frozenset({"active", "error"})
 """A function in D3cold that is awake or failed to wake up lost its power."""
@@ -61,7 +62,7 @@ def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
             why = f"the guest gets {part} of the bandwidth that both ends support"
             what = f"has {hop.width} of {hop.best_width} lanes"
             yield _worse(host, hop, ("narrow-link", "warning"), what, why)
-        if hop.is_slow and (readings >= _SLOW_READINGS or not hop.is_of_gpu):
+        if hop.is_slow and (readings or not hop.is_of_gpu):
             why = "both ends support the higher speed"
             if hop.is_of_gpu:
                 why += f"; it was slower in {readings} readings, but GPUs lower it when idle"
@@ -83,9 +84,12 @@ def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
 
 
 def _slow_readings(host: HostSnapshot, hop: Hop) -> int:
+    """The readings in which a link was slower; 0 if there are too few, or in too short a time."""
     known = None if host.health is None else host.health.worse_link(hop.port.address)
-    is_slow = known is not None and (known.speed or 0) < (hop.best_speed or 0)
-    return known.readings if known is not None and is_slow else 0
+    if known is None or (known.speed or 0) >= (hop.best_speed or 0):
+        return 0
+    is_long = known.last - known.seconds >= _SLOW_SECONDS
+    return known.readings if is_long and known.readings >= _SLOW_READINGS else 0
 
 
 def _worse(
@@ -96,13 +100,22 @@ def _worse(
     if known is not None and known.width == hop.width:
         since = f"since {known.seconds:.0f} s after boot, in {counted(known.readings, 'reading')}"
     above = f" (on the way to {hop.device})" if hop.below is not hop.device else ""
+    remedy = (
+        f"{_RESEAT}; check the lanes (bifurcation) and the PCIe generation of the slot in the "
+        "firmware setup; then power-cycle the host, which negotiates the link again"
+    )
+    if rule[0] == "slow-link" and hop.is_of_gpu:
+        speed = f"{pci_device(hop.device.address)}/current_link_speed"
+        remedy = (
+            f"while the guest uses the GPU, read its speed: cat {speed}; if it is low then too, "
+            "check the PCIe generation of the slot in the firmware setup"
+        )
     return finding(
         *rule,
         f"the PCIe link between {hop.port.address} and {hop.below}{above} {what}",
         (*map(_shown, hop.ends), since),
         why,
-        f"{_RESEAT}; check the lanes (bifurcation) and the PCIe generation of the slot in the "
-        "firmware setup; then power-cycle the host, which negotiates the link again",
+        remedy,
         subject=hop.device,
     )
 

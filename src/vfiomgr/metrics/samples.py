@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from vfiomgr import __version__
 from vfiomgr.pci.model import is_address
+from vfiomgr.snapshot.health import LANE_SAVERS
 from vfiomgr.snapshot.values import DeviceState
 from vfiomgr.vgpu.capacity import gpus, rooms
 
@@ -154,13 +155,16 @@ def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]
         for bound, width, speed in (
             ("current", link.width, link.speed),
             ("maximum", link.max_width, link.max_speed),
-            ("possible", *_possible(link, port)),
+            ("possible", *(_possible(link, port) if device.driver not in LANE_SAVERS else _NONE)),
         ):
             labels = {"address": address, "bound": bound}
             if width is not None:
                 yield "vfiomgr_link_lanes", width, labels
             if speed is not None:
                 yield "vfiomgr_link_transfers_per_second", speed * _TRANSFERS, labels
+
+
+_NONE = (None, None)
 
 
 def _possible(link: PciLink, port: PciLink | None) -> tuple[int | None, float | None]:

@@ -41,6 +41,11 @@ NVIDIA allows 8 replays per minute (DCGM_LIMIT_MAX_PCIREPLAY_RATE of DCGM).
 """
 
 
+LANE_SAVERS = frozenset({"amdgpu", "radeon"})
+"""Drivers that turn off lanes to save power (r600_set_pcie_lanes of radeon, the PCIe levels of
+amdgpu)."""
+
+
 class WorseLink(Value):
     """A link that has been worse than both ends support in each reading since a moment."""
 
@@ -53,7 +58,9 @@ class WorseLink(Value):
     seconds: float
     """The first such reading, in seconds since boot."""
     readings: int = 1
-    """How many there were."""
+    """How many there were, each at least `INTERVAL` after the one before."""
+    last: float = 0.0
+    """The last one that was counted, in seconds since boot."""
 
 
 class HealthRecord(Value):
@@ -161,11 +168,9 @@ class Hop(Value):
     def is_narrow(self) -> bool:
         """Whether it has fewer lanes than both ends support.
 
-        Drivers of the host may turn off lanes to save power (r600_set_pcie_lanes of radeon, the
-        PCIe levels of amdgpu).
+        Not while a driver of the host may have turned off lanes.
         """
-        may_save = self.below.driver in ("amdgpu", "radeon")
-        return not may_save and _is_less(self.width, self.best_width)
+        return self.below.driver not in LANE_SAVERS and _is_less(self.width, self.best_width)
 
     @property
     def is_slow(self) -> bool:
@@ -254,10 +259,10 @@ def noted(host: HostSnapshot) -> HealthRecord:
         if not (hop.is_narrow or hop.is_slow):
             continue
         if known is None or known.width != hop.width:
-            links.append(WorseLink(port, hop.width, hop.speed, health.now.seconds))
+            now = health.now.seconds
+            links.append(WorseLink(port, hop.width, hop.speed, now, last=now))
         else:
-            speed = max(filter(None, (known.speed, hop.speed)), default=None)
-            links.append(replace(known, speed=speed, readings=known.readings + 1))
+            links.append(_read_again(known, hop, health.now.seconds))
     own = (each.address for device in carriers(host) for each in host.slot(device))
     return replace(
         record,
@@ -265,6 +270,13 @@ def noted(host: HostSnapshot) -> HealthRecord:
         links=tuple(links),
         known=tuple(sorted({*record.known, *own})),
     )
+
+
+def _read_again(known: WorseLink, hop: Hop, now: float) -> WorseLink:
+    speed = max(filter(None, (known.speed, hop.speed)), default=None)
+    if now - known.last < INTERVAL:
+        return replace(known, speed=speed)
+    return replace(known, speed=speed, readings=known.readings + 1, last=now)
 
 
 def keep_health(tree: HostTree, host: HostSnapshot) -> None:

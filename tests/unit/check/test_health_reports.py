@@ -160,11 +160,11 @@ def test_a_gpu_that_a_person_removed(tmp_path: Path) -> None:
     assert [one.subject for one in found(kernel)["device-gone"]] == [GPU]
 
 
-@pytest.mark.parametrize("readings", [1, 12])
+@pytest.mark.parametrize("readings", [12, 100])
 def test_a_gpu_that_stays_at_the_first_generation(tmp_path: Path, readings: int) -> None:
     """korshunov.ai/6072: an RTX 3090 at 2.5 GT/s from the start of its guest to its end."""
     kernel = nvidia(tmp_path, Link("2.5", 16, "16.0", 16))
     for number in range(readings):
-        at(kernel, 90_000 + 300 * number)
+        at(kernel, 90_000 + 900 * number)
         keep(kernel)
-    assert found(kernel).keys() == ({"slow-link"} if readings > 1 else set())
+    assert found(kernel).keys() == ({"slow-link"} if readings == 100 else set())

@@ -23,7 +23,7 @@ DASHBOARD = DOCS / "metrics/dashboard.json"
 ALERTS = DOCS / "metrics/alerts.yaml"
 SUFFIXES = {"gauge": "", "counter": "_total", "info": "_info"}
 SERIES = {f"{name}{SUFFIXES[kind]}" for name, (kind, _) in METRICS.items()}
-OF_NODE_EXPORTER = {"node_textfile_mtime_seconds", "node_textfile_scrape_error"}
+OF_NODE_EXPORTER = {"node_textfile_mtime_seconds"}
 _METRIC = re.compile(r"\b(?:vfiomgr|node)_[a-z_]+\b")
 _LABELS = re.compile(r"\b(vfiomgr_[a-z_]+)\{([^}]*)\}")
 _ROW = re.compile(r"^\| `(vfiomgr_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
@@ -132,3 +132,8 @@ def test_every_alert_is_documented() -> None:
     assert re.findall(r"^\| `(Vfiomgr\w+)`", text, re.MULTILINE) == [
         rule["alert"] for rule in alerts()
     ]
+
+
+def test_only_lost_data_is_critical() -> None:
+    critical = [one["alert"] for one in alerts() if one["labels"]["severity"] == "critical"]
+    assert critical == ["VfiomgrFatalErrors"]

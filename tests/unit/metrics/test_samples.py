@@ -120,6 +120,17 @@ def test_a_link_has_what_both_ends_can_have(
     ] == [lanes, transfers]
 
 
+@pytest.mark.parametrize(("driver", "is_known"), [("vfio-pci", True), ("amdgpu", False)])
+def test_a_link_whose_driver_saves_lanes_has_no_possible_ones(
+    driver: str, *, is_known: bool
+) -> None:
+    links = (PciLink(PORT, 8.0, 8, 8.0, 16), PciLink(GPU.address, 2.5, 4, 16.0, 8))
+    host = with_facts(host_of(replace(GPU, driver=driver)), links=links)
+    bounds = {labels["bound"] for labels, _ in values("link_lanes", host)}
+    assert ("possible" in bounds) is is_known
+    assert {"current", "maximum"} <= bounds
+
+
 def test_the_ports_above_a_device_have_their_errors() -> None:
     port = replace(GPU, address=PORT, class_code="060400", header_type=1, driver="pcieport")
     errors = HealthFacts((FunctionHealth(PORT, 0, None, 5), FunctionHealth(GPU.address, 1)))
