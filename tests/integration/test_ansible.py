@@ -210,7 +210,7 @@ def test_the_role_installs_nothing_in_check_mode_on_a_new_host(
 def test_the_role_removes_the_records_that_a_failed_removal_left(
     ansible: Ansible, tmp_path: Path
 ) -> None:
-    """Unless a device is on a VFIO driver, or an operation was interrupted, as `apt-get purge`."""
+    """Unless a device is on a VFIO driver, a vGPU is active, or an operation was interrupted."""
     ended = '{"event":"start"}\n{"event":"end","outcome":"done"}\n'
     broken = ("", f'{ended}{{"event":"start"}}\n', '{"event":"end","outcome":"incomplete"}\n')
     hosts = {
@@ -219,10 +219,11 @@ def test_the_role_removes_the_records_that_a_failed_removal_left(
         "asked": ("nvgrace_gpu_vfio_pci", (ended,)),
         "broken": ("nvidia", (ended, *broken)),
     }
+    vgpu = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
     cases: dict[str, dict[str, Any]] = {}
     for name, (driver, journals) in hosts.items():
         state = tmp_path / name / "state"
-        for path in ("state/journal", "state/origins", "run", f"drivers/{driver}"):
+        for path in ("state/journal", "state/origins", "run/vgpus", f"drivers/{driver}"):
             (tmp_path / name / path).mkdir(parents=True)
         for number, journal in enumerate(journals):
             (state / f"journal/{number}.jsonl").write_text(journal)
@@ -231,16 +232,21 @@ def test_the_role_removes_the_records_that_a_failed_removal_left(
         (tmp_path / name / "drivers/vfio-pci").mkdir(exist_ok=True)
         (tmp_path / name / "drivers/vfio-pci/0000:02:00.0").symlink_to(tmp_path)
         cases[name] = {"install_unbind": name == "asked"}
+    (tmp_path / "asked/run/vgpus" / vgpu).touch()
     for name, case in cases.items():
         place = tmp_path / name
         directories = [str(place / "state"), str(place / "run")]
         drivers = {"install_directories": directories, "install_drivers": str(place / "drivers")}
         case.update(drivers, tasks="leftovers")
     failures = ansible.roles(cases)
-    left = {name for name in hosts if (tmp_path / name / "state").exists()}
-    assert left == {name for name in hosts if (tmp_path / name / "run").exists()}
-    assert left == {"bound", "asked", "broken"}
+    left = {
+        name: {one for one in ("state", "run") if (tmp_path / name / one).exists()}
+        for name in hosts
+    }
+    both = {"state", "run"}
+    assert left == {"ended": set(), "bound": both, "asked": both, "broken": both}
     assert set(failures) == {"asked", "broken"}
-    assert ": 0000:01:00.0 is on a VFIO driver. Remedy: " in failures["asked"]
+    needed = f": 0000:01:00.0 is on a VFIO driver, {vgpu} is a vGPU of vfiomgr. Remedy: "
+    assert needed in failures["asked"]
     named = [f"{number}.jsonl is of an interrupted" in failures["broken"] for number in range(4)]
     assert named == [False, True, True, True]
