@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.pci.model import pci_device
-from vfiomgr.snapshot.health import carriers, hops, path_to
+from vfiomgr.snapshot.health import carriers, hops, missing, path_to
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _RESEAT = "reseat the card, and replace its riser or cable"
 _SLOW_READINGS, _SLOW_SECONDS = 100, 86400.0
 """Readings without a faster link of a GPU, and their time, after which its speed is reported: its
 guest may let it idle for hours."""
+_NVIDIA, _AMD = "10de", "1002"
 _D3COLD = "D3cold"
 _AWAKE = frozenset({"active", "error"})
 """A function in D3cold that is awake or failed to wake up lost its power."""
@@ -254,13 +255,16 @@ def uncorrected_errors(
 
 
 def gone(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Report devices of this boot that are gone: bound by vfiomgr, or read regularly."""
-    boot = host.kernel.boot_id
-    bound = (o.device.address for o in host.origins if o.boot_id == boot)
-    record = None if host.health is None else host.health.before
-    read = () if record is None else record.known
-    there = {device.address for device in host.devices}
-    for address in sorted({*bound, *read} - there):
+    """Report devices of this boot that are gone: bound by vfiomgr, or read regularly.
+
+    While the firmware of a laptop has its discrete GPU turned off, its functions are gone; they
+    cannot be told from others, except from bound ones of other vendors.
+    """
+    is_off = host.health is not None and host.health.is_gpu_off
+    vendors = {origin.device.address: origin.device.vendor_id for origin in host.origins}
+    for address in sorted(missing(host, host.health)):
+        if is_off and vendors.get(address, _NVIDIA) in (_NVIDIA, _AMD):
+            continue
         if any(d.index_of_function(address) is not None for d in host.devices):
             continue  # a virtual function, which is removed with a number
         yield finding(

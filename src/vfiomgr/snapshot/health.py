@@ -21,6 +21,7 @@ from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.capabilities import PciLink, read_links
 from vfiomgr.pci.error_counters import HealthFacts, read_error_kinds
 from vfiomgr.pci.model import PciAddress, PciDevice, is_address
+from vfiomgr.users.laptop import is_gpu_off
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class DeviceHealth(Value, dict=True):
     """The counters as they were read."""
     before: HealthRecord | None = None
     """What regular readings of this boot found; None without any."""
+    is_gpu_off: bool = False
+    """Whether the firmware of a laptop turned its discrete GPU off; read if a device is gone."""
 
     @cached_property
     def base(self) -> HealthFacts | None:
@@ -237,7 +240,15 @@ def read_health(tree: HostTree, host: HostSnapshot) -> DeviceHealth:
     watched = (device.address for device in host.devices if device.physical_function is None)
     record = _read_record(tree)
     is_of_boot = record is not None and record.boot_id == host.kernel.boot_id
-    return DeviceHealth(read_error_kinds(tree, watched), record if is_of_boot else None)
+    found = DeviceHealth(read_error_kinds(tree, watched), record if is_of_boot else None)
+    return replace(found, is_gpu_off=is_gpu_off(tree)) if missing(host, found) else found
+
+
+def missing(host: HostSnapshot, health: DeviceHealth | None) -> set[PciAddress]:
+    """The functions that vfiomgr bound or regular readings saw in this boot, and that are gone."""
+    bound = (o.device.address for o in host.origins if o.boot_id == host.kernel.boot_id)
+    record = None if health is None else health.before
+    return {*bound, *(() if record is None else record.known)} - {d.address for d in host.devices}
 
 
 def _read_record(tree: HostTree) -> HealthRecord | None:

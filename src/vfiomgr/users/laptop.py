@@ -61,11 +61,22 @@ def read_laptop(tree: HostTree) -> LaptopFacts:
     pending = _ARMOURY / "pending_reboot"
     return LaptopFacts(
         _switch(tree, unread, _ARMOURY / "gpu_mux_mode/current_value", _PLATFORM / "gpu_mux_mode"),
-        _switch(tree, unread, _ARMOURY / "dgpu_disable/current_value", _PLATFORM / "dgpu_disable"),
+        _gpu_switch(tree, unread),
         _flag(tree, unread, pending) if tree.exists(pending) else False,
         tuple(sorted(set(_panels(tree, unread)))),
         tuple(unread),
     )
+
+
+def is_gpu_off(tree: HostTree) -> bool:
+    """Whether the firmware's switch is known to have turned the discrete GPU off."""
+    switch = _gpu_switch(tree, [])
+    return switch is not None and switch.value is True
+
+
+def _gpu_switch(tree: HostTree, unread: list[str]) -> GraphicsSwitch | None:
+    places = _ARMOURY / "dgpu_disable/current_value", _PLATFORM / "dgpu_disable"
+    return _switch(tree, unread, *places)
 
 
 def _switch(tree: HostTree, unread: list[str], *places: HostPath) -> GraphicsSwitch | None:

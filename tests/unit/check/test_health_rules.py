@@ -11,7 +11,7 @@ from tests.fakes.functions import Link
 from tests.fakes.kernel import FakeKernel
 from vfiomgr.check import health_rules
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import BOOT_ID, PCI_DEVICES
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot import health
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
@@ -292,6 +292,16 @@ def test_a_device_that_vanished_is_found_until_it_is_back(kernel: FakeKernel) ->
         keep(kernel)
     kernel.sysfs.update(BOOT_ID, "the next boot")
     assert found(kernel) == {}
+
+
+@pytest.mark.parametrize(("value", "is_gone"), [("1", False), ("0", True)])
+def test_a_gpu_that_a_laptop_turned_off_is_not_gone(
+    kernel: FakeKernel, value: str, *, is_gone: bool
+) -> None:
+    keep(kernel)
+    kernel.unplug(GPU)
+    kernel.sysfs.put(HostPath("/sys/devices/platform/asus-nb-wmi/dgpu_disable"), value)
+    assert ("device-gone" in found(kernel)) is is_gone
 
 
 def test_a_device_that_vfiomgr_bound_is_missed_without_readings(kernel: FakeKernel) -> None:
