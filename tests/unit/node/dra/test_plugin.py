@@ -82,10 +82,11 @@ class Node:
         return self.plugins[-1]
 
     async def started(self, instance: str = "") -> DraPlugin:
-        """A plugin that the kubelet has registered."""
+        """A plugin that the kubelet has registered, and is connected to."""
         plugin = self.plugin(instance)
         await plugin.start()
         await until(lambda: plugin.is_registered)
+        await until(lambda: all(p.is_connected for p in self.kubelet.plugins.values()))
         return plugin
 
     async def prepare(self, claim: tuple[str, str, str] = CLAIM) -> list[Any]:
@@ -326,7 +327,6 @@ async def test_a_rolling_update_leaves_no_gap(place: Path) -> None:
         old = await made.started("0b7c-old")
         await made.started("9d2e-new")
         assert len(made.sockets()) == 4
-        await until(lambda: all(p.is_connected for p in made.kubelet.plugins.values()))
         await old.close()
         await until(lambda: len(made.kubelet.plugins) == 1)
         await made.prepare()
