@@ -85,7 +85,7 @@ def test_nouveau_without_modesetting_takes_nothing_and_is_not_told() -> None:
 @pytest.mark.topology("no-iommu")
 def test_a_host_without_an_iommu_is_blocked_and_the_command_says_so() -> None:
     text = vfiomgr("check", status=1).stdout
-    assert text.startswith("blocker: the IOMMU is off\n")
+    assert text.startswith("blocker: the IOMMU is off: this host is itself a virtual machine\n")
     assert "  evidence  /proc/cmdline: intel_iommu=off\n" in text
     assert "remove intel_iommu=off from the kernel command line" in text
     assert "not ready: 1 blocker" in text
