@@ -73,10 +73,8 @@ class Monitor:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + _DEADLINE
+    """Wait for what another process does; the laboratory ends a test that computes for ever."""
     while not condition():
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -103,7 +103,7 @@ class HostSummary(Value):
 
 
 class Unreadable(Value):
-    """A file that is no readable snapshot, or of one of two hosts with the same name."""
+    """A file that cannot be read as a snapshot, or of one of two hosts with the same name."""
 
     path: str
     why: str

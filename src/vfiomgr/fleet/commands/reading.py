@@ -74,7 +74,7 @@ def list_hosts(
     are from the installed layout, or from the one in FILE; unknown if the snapshot lacks a fact for
     that, e.g. of the IOMMU.
 
-    Exit status: 1 if a file is no readable snapshot, otherwise 0.
+    Exit status: 1 if a file cannot be read as a snapshot, otherwise 0.
 
     \b
     Examples:
@@ -149,8 +149,8 @@ def _totals(fleet: Fleet[HostSummary]) -> str:
 def check(session: Session, *, places: tuple[str, ...], strict: bool) -> int:
     """Run the rules of `vfiomgr check` on each host; summarize by rule.
 
-    Exit status: 1 for a blocker on any host, or a file that is no readable snapshot; with --strict
-    also if a fact that decides the result of a host is unknown.
+    Exit status: 1 for a blocker on any host, or a file that cannot be read as a snapshot; with
+    --strict also if a fact that decides the result of a host is unknown.
 
     \b
     Examples:
@@ -200,7 +200,7 @@ def diff(session: Session, *, before: str, after: str) -> int:
     layouts, and the driver, IDs, links and settings of devices; not users, not what changes by
     itself, and not what is unknown in one of the snapshots.
 
-    Exit status: 1 if something differs, a host is missing, or a file is no readable snapshot.
+    Exit status: 1 if something differs, a host is missing, or a file cannot be read as a snapshot.
 
     \b
     Examples:
