@@ -17,6 +17,7 @@ _POOL = re.compile(r"/sys/devices/system/node/node(\d+)/hugepages/hugepages-(\d+
 _UNITS = ("system.slice", "user.slice", "init.scope")
 _MIB = 1024
 """KiB."""
+_INHIBIT = "systemd-inhibit"
 
 
 class TunableHost:
@@ -41,6 +42,8 @@ class TunableHost:
         self.stays_fragmented = False
         self.has_logind = True
         """Otherwise systemd-inhibit fails at once, and its service ends."""
+        self.ending = "none"
+        """Services whose names begin so end as soon as they have started."""
         self.lost: set[str] = set()
         """Units whose cgroup does not follow systemd."""
         self.allowed = dict.fromkeys(_UNITS, "")
@@ -142,8 +145,9 @@ class _Systemctl:
         elif verb == "stop" and unit not in host.services:
             return Said(code=5, error=f"Failed to stop {unit}: Unit {unit} not loaded.")
         elif verb == "stop":
-            del host.services[unit]
-            host.kernel.sysfs.drop("/run/systemd/inhibit/1")
+            (command, *_) = host.services.pop(unit)
+            if command == _INHIBIT:
+                host.kernel.sysfs.drop("/run/systemd/inhibit/1")
         return Said()
 
 
@@ -161,7 +165,11 @@ class _Run:
         unit = next(a for a in arguments if a.startswith("--unit=")).removeprefix("--unit=")
         if unit in self._host.services:
             return Said(code=1, error=f"Failed to start transient service unit: {unit} exists.")
-        if self._host.has_logind:
-            self._host.services[unit] = tuple(arguments[place + 1 :])
+        command = tuple(arguments[place + 1 :])
+        if unit.startswith(self._host.ending):
+            return Said()
+        if command[0] != _INHIBIT or self._host.has_logind:
+            self._host.services[unit] = command
+        if command[0] == _INHIBIT and self._host.has_logind:
             self._host.kernel.sysfs.put("/run/systemd/inhibit/1", "WHAT=sleep\nPID=4711\n")
         return Said()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import cores, desktop, hooked
+from tests.lab import cores, desktop, hooked, vectors
+from tests.lab.progress import Patience
 from tests.lab.systemd import systemctl
 from vfiomgr.libvirt.model import HookSettings
 from vfiomgr.tuning.model import TUNED
@@ -26,6 +28,9 @@ pytestmark = [
 
 _POOL = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB")
 _INHIBITOR = f"vfiomgr-inhibit-{hooked.UUID}.service"
+_WATCH = f"vfiomgr-interrupts-{hooked.UUID}.service"
+_LOOKS = 30.0
+"""Seconds of standing still, in which the service has looked several times."""
 _PARTS = """\
 <memoryBacking><hugepages/></memoryBacking>
   <vcpu>2</vcpu>
@@ -83,4 +88,37 @@ def test_cpus_and_huge_pages_are_the_guests_while_it_runs(
     assert after == untouched
     assert pages() == (0, 0)
     assert systemctl("is-active", _INHIBITOR, must_work=False) == "inactive"
+    assert not Path(TUNED).exists()
+
+
+def await_cpus(interrupt: Path, expected: str) -> None:
+    """Wait until an interrupt is allowed on exactly these CPUs."""
+    patience = Patience(_LOOKS, int(systemctl("show", "--value", "--property=MainPID", _WATCH)))
+    while (found := (interrupt / "smp_affinity_list").read_text().strip()) != expected:
+        assert not patience.is_over, found
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("programs")
+def test_interrupts_are_on_the_guests_cpus_whenever_its_driver_enables_them(
+    topology: Topology,
+) -> None:
+    address = topology.addresses["gpu_audio"]
+    xml = hooked.domain(address, HookSettings(interrupts=True), _PARTS)
+    hooked.run_hook(xml, "prepare")
+    with vectors.opened(address) as function:
+        for start in ("first", "after a reboot of the guest"):
+            with function.enabled() as interrupt:
+                (handler,) = (path.name for path in interrupt.iterdir() if path.is_dir())
+                assert handler == f"vfio-msi[0]({address})"
+                await_cpus(interrupt, "2-3")
+                arrives = (interrupt / "effective_affinity_list").read_text().strip()
+                print(f"{start}: {handler} on CPUs 2-3, arrives on CPU {arrives}")
+                assert arrives in {"2", "3"}
+                (interrupt / "smp_affinity_list").write_text("0")
+                await_cpus(interrupt, "2-3")
+            assert not interrupt.exists()
+    print(systemctl("status", "--no-pager", _WATCH))
+    hooked.run_hook(xml, "release")
+    assert systemctl("is-active", _WATCH, must_work=False) == "inactive"
     assert not Path(TUNED).exists()

@@ -25,6 +25,7 @@ from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import require_plain
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.tuning.model import PlacedInterrupts
 from vfiomgr.tuning.steps import HugepageNeeds, MemoryPart, TuneHost
 from vfiomgr.value import Value
 
@@ -228,14 +229,17 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
 def tuning_of(host: HostSnapshot, domain: Domain) -> TuneHost:
     """What the settings of a domain change on the host while it runs."""
     settings, cpu = domain.hook or HookSettings(), domain.cpu
-    pinned = frozenset[int]().union(*(cpus for _, cpus in cpu.pins))
-    names = [h.name for h in domain.hostdevs if h.kind == "pci" and host.device_named(h.name)]
+    pinned = tuple(sorted(frozenset[int]().union(*(cpus for _, cpus in cpu.pins))))
+    known = (host.device_named(h.name) for h in domain.hostdevs if h.kind == "pci")
+    functions = tuple(device.address for device in known if device is not None)
+    names = ", ".join(map(str, functions))
     return TuneHost(
         domain.uuid or "",
         domain.name,
-        tuple(sorted(pinned)) if settings.isolate_cpus else None,
+        pinned if settings.isolate_cpus else None,
         _hugepages(domain) if settings.hugepages else None,
-        f"guest {domain.name} has {', '.join(names)}" if names else "",
+        f"guest {domain.name} has {names}" if names else "",
+        PlacedInterrupts(functions, pinned) if settings.interrupts and functions else None,
     )
 
 

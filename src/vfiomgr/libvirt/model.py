@@ -243,6 +243,8 @@ class HookSettings(Value):
     """The host's processes leave the CPUs that the guest is pinned to."""
     hugepages: bool = False
     """The huge pages of the guest are allocated, and freed when it ends."""
+    interrupts: bool = False
+    """Interrupts of the guest's functions are kept on the CPUs that it is pinned to."""
 
 
 class Domain(Value):

@@ -51,7 +51,10 @@ _COMMANDS = {
     "explain": ("vfiomgr.main.commands.explain", "explain"),
     "completion": ("vfiomgr.main.commands.completion", "completion"),
 }
-_OF_SERVICES = {"persist": ("vfiomgr.passthrough.persist_commands", "persist")}
+_OF_SERVICES = {
+    "interrupts": ("vfiomgr.tuning.commands", "interrupts"),
+    "persist": ("vfiomgr.passthrough.persist_commands", "persist"),
+}
 _READING = frozenset(
     {
         "list",

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, Refusal
+from vfiomgr.host.notifying import notify, watchdog_seconds
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed, stuck_in
 from vfiomgr.node.kubelet import kubelet_stamp
@@ -23,7 +24,6 @@ from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.processes import Scanning
 from vfiomgr.node.serving import Listing, ServedResource
 from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove_stale
-from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:

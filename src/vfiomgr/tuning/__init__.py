@@ -1,1 +1,1 @@
-"""The host while a guest runs: CPUs that other work leaves, huge pages, and no sleep."""
+"""The host while a guest runs: CPUs that other work leaves, huge pages, interrupts, sleep."""

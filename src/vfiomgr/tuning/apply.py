@@ -11,6 +11,7 @@ from vfiomgr.engine.verified_write import becomes_true
 from vfiomgr.errors import HostError
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.memory import CPUS, read_topology
+from vfiomgr.persistence.named import own_program
 from vfiomgr.tuning.model import TUNED, added_by, cpus_of, others, parse_tuned, render_tuned
 from vfiomgr.tuning.plan import at_boot
 from vfiomgr.tuning.steps import (
@@ -19,6 +20,7 @@ from vfiomgr.tuning.steps import (
     AllocatePages,
     InhibitSleep,
     IsolateCpus,
+    KeepInterrupts,
     RecordTuning,
     allow,
     attribute,
@@ -193,11 +195,7 @@ def inhibit_sleep(tree: HostTree, step: InhibitSleep) -> None:
 
     """
     if not step.after:
-        if _is_running(tree, step):
-            tree.call(*step.argv, limit=ANSWER_DEADLINE)
-        if _is_running(tree, step):
-            message = f"{step.unit} did not stop"
-            raise HostError(message, f"see: systemctl status {step.unit}")
+        _stop(tree, step.unit, step.argv)
         return
     try:
         _inhibit(tree, step)
@@ -213,16 +211,32 @@ def _inhibit(tree: HostTree, step: InhibitSleep) -> None:
         HostError: it does not.
 
     """
-    if not _is_running(tree, step):
+    if not _is_running(tree, step.unit):
         tree.call(*step.argv, limit=ANSWER_DEADLINE)
-    becomes_true(lambda: _is_listed(tree, step) or not _is_running(tree, step), ANSWER_DEADLINE)
+    becomes_true(
+        lambda: _is_listed(tree, step) or not _is_running(tree, step.unit), ANSWER_DEADLINE
+    )
     if not _is_listed(tree, step):
         message = f"logind lists no inhibitor of {step.unit}"
         raise HostError(message, f"see: journalctl --unit {step.unit}")
 
 
-def _is_running(tree: HostTree, step: InhibitSleep) -> bool:
-    return unit_state(tree, ServiceUnit(step.unit)) not in STOPPED
+def _is_running(tree: HostTree, unit: str) -> bool:
+    return unit_state(tree, ServiceUnit(unit)) not in STOPPED
+
+
+def _stop(tree: HostTree, unit: str, command: tuple[str, ...]) -> None:
+    """Stop a service, if it runs.
+
+    Raises:
+        HostError: it did not stop.
+
+    """
+    if _is_running(tree, unit):
+        tree.call(*command, limit=ANSWER_DEADLINE)
+    if _is_running(tree, unit):
+        message = f"{unit} did not stop"
+        raise HostError(message, f"see: systemctl status {unit}")
 
 
 def _is_listed(tree: HostTree, step: InhibitSleep) -> bool:
@@ -233,3 +247,27 @@ def _is_listed(tree: HostTree, step: InhibitSleep) -> bool:
     names = filter(str.isdecimal, tree.children(_INHIBITORS))
     files = ((tree.read_text(_INHIBITORS / name) or "").splitlines() for name in names)
     return any(f"PID={pid}" in lines for lines in files)
+
+
+# ---- interrupts
+
+
+@performs(KeepInterrupts)
+def keep_interrupts(tree: HostTree, step: KeepInterrupts) -> None:
+    """Start or stop the service that moves interrupts; one of an earlier start ends first.
+
+    Raises:
+        HostError: it did not start or stop.
+
+    """
+    _stop(tree, step.unit, step.stop)
+    if not step.after:
+        return
+    program = own_program()
+    if program is None:
+        message = "cannot run vfiomgr from a service: it is not installed as a command"
+        raise HostError(message, "install vfiomgr as its README says, and run that command")
+    tree.call(*step.start(program), limit=ANSWER_DEADLINE)
+    if not _is_running(tree, step.unit):
+        message = f"{step.unit} has ended"
+        raise HostError(message, f"see: journalctl --unit {step.unit}")

@@ -13,6 +13,7 @@ from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import RUNTIME
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class AddedPages(Value):
         return self.node, self.page_bytes
 
 
+class PlacedInterrupts(Value):
+    """Interrupts of VFIO that are kept on CPUs."""
+
+    devices: tuple[PciAddress, ...]
+    """The functions."""
+    cpus: tuple[int, ...]
+    """The CPUs that the guest is pinned to."""
+
+
 class TunedGuest(Value):
     """What is restored when a guest ends."""
 
@@ -53,11 +63,13 @@ class TunedGuest(Value):
     """The huge pages that were added."""
     why: str = ""
     """Why the host must not sleep; empty if it may."""
+    interrupts: PlacedInterrupts | None = None
+    """The interrupts that are kept on its CPUs."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is restored."""
-        return not (self.cpus or self.pages or self.why)
+        return not (self.cpus or self.pages or self.why or self.interrupts)
 
 
 class _Written(Value):

@@ -21,6 +21,7 @@ from vfiomgr.tuning.steps import (
     AllocatePages,
     InhibitSleep,
     IsolateCpus,
+    KeepInterrupts,
     RecordTuning,
     RestoreHost,
     TuneHost,
@@ -42,9 +43,10 @@ LOCK = "tuning"
 
 @plans(TuneHost)
 def plan_tuning(host: HostSnapshot, request: TuneHost) -> Plan:
-    """Record what will be restored, then isolate CPUs, allocate huge pages, inhibit sleep.
+    """Record what will be restored, then allocate huge pages, inhibit sleep, isolate CPUs.
 
-    Steps of an earlier run for the same guest are repeated: the record is written before them.
+    Steps of an earlier run for the same guest are repeated: the record is written before them. A
+    guest that ended without its hook may have other CPUs by now; the earlier ones return first.
 
     Raises:
         Refusal: no CPU would remain for the host, or the huge pages do not fit.
@@ -53,21 +55,25 @@ def plan_tuning(host: HostSnapshot, request: TuneHost) -> Plan:
     guests = parse_tuned(host.files.text(TUNED))
     own = next((guest for guest in guests if guest.uuid == request.uuid), None)
     rest = others(guests, request.uuid)
-    refuse_if_any(_cpu_refusals(host, request, rest))
+    refuse_if_any((*_cpu_refusals(host, request, rest), *_interrupt_refusals(host, request)))
     first = own or TunedGuest(request.uuid, request.name)
     pages = first.pages
     if request.hugepages is not None:
         pages = tuple(_pages(host, request, request.hugepages, pages, rest))
     why = request.why if host.files.has_systemd else first.why
-    after = TunedGuest(request.uuid, request.name, request.cpus or first.cpus, pages, why)
+    cpus, interrupts = request.cpus or first.cpus, request.interrupts or first.interrupts
+    after = TunedGuest(request.uuid, request.name, cpus, pages, why, interrupts)
     if after.is_empty:
         return Plan(f"prepare the host for {request.name}", ())
     record = () if own == after else (RecordTuning(request.uuid, own, after),)
-    return Plan(
-        f"prepare the host for {request.name}",
-        (*record, *_steps(host, rest, after, before=own is not None, after=True)),
-        locks=(LOCK,),
+    is_pinned_anew = own is not None and own.cpus != after.cpus
+    steps = (
+        *(_isolation(host, rest, first, before=True, after=False) if is_pinned_anew else ()),
+        *record,
+        *_steps(after, before=own is not None, after=True),
+        *_isolation(host, rest, after, before=own is not None and not is_pinned_anew, after=True),
     )
+    return Plan(f"prepare the host for {request.name}", steps, locks=(LOCK,))
 
 
 @plans(RestoreHost)
@@ -79,11 +85,28 @@ def plan_restoring(host: HostSnapshot, request: RestoreHost) -> Plan:
     if own is None:
         return Plan(summary, ())
     rest = others(guests, request.uuid)
-    steps = (*_steps(host, rest, own, before=True, after=False), RecordTuning(own.uuid, own, None))
+    steps = (
+        *_steps(own, before=True, after=False),
+        *_isolation(host, rest, own, before=True, after=False),
+        RecordTuning(own.uuid, own, None),
+    )
     return Plan(summary, steps, locks=(LOCK,))
 
 
-def _steps(
+def _steps(guest: TunedGuest, *, before: bool, after: bool) -> Iterator[Step]:
+    """The steps for what an entry lists besides CPUs; huge pages first, which fail more often."""
+    for pages in guest.pages:
+        yield AllocatePages(guest.uuid, pages, before, after)
+    if guest.why:
+        yield InhibitSleep(guest.uuid, guest.why, before, after)
+    if guest.interrupts is not None:
+        yield KeepInterrupts(guest.uuid, guest.interrupts, before, after)
+
+
+# ---- CPUs
+
+
+def _isolation(
     host: HostSnapshot,
     rest: tuple[TunedGuest, ...],
     guest: TunedGuest,
@@ -91,17 +114,10 @@ def _steps(
     before: bool,
     after: bool,
 ) -> Iterator[Step]:
-    """The steps for what an entry lists; huge pages first, which fail more often."""
-    for pages in guest.pages:
-        yield AllocatePages(guest.uuid, pages, before, after)
+    """The step about the CPUs of a guest, if it has some of its own."""
     if guest.cpus:
         left = _host_cpus(host, (*rest, guest))
         yield IsolateCpus(guest.uuid, guest.cpus, left, before, after)
-    if guest.why:
-        yield InhibitSleep(guest.uuid, guest.why, before, after)
-
-
-# ---- CPUs
 
 
 def _host_cpus(host: HostSnapshot, guests: Iterable[TunedGuest]) -> tuple[int, ...]:
@@ -147,6 +163,28 @@ def _cpu_refusals(
             f"cannot isolate the CPUs of {name}: no CPU remains for the host; it is pinned to "
             f"CPUs {format_cpulist(cpus)}{also}",
             "pin its CPUs to fewer",
+        )
+
+
+def _interrupt_refusals(host: HostSnapshot, request: TuneHost) -> Iterator[Diagnostic]:
+    """Why the interrupts of a guest cannot be kept on its CPUs."""
+    name, asked = request.name, request.interrupts
+    if asked is None:
+        return
+    cannot = f"cannot keep the interrupts of {name} on its CPUs"
+    if not host.files.has_systemd:
+        yield blocker(
+            "keep-interrupts",
+            name,
+            f"{cannot}: systemd does not run this host",
+            f"vfiomgr libvirt hook install {name}, without --interrupts",
+        )
+    elif not asked.cpus:
+        yield blocker(
+            "keep-interrupts",
+            name,
+            f"{cannot}: it is not pinned to any",
+            "pin its CPUs: <cputune><vcpupin vcpu='0' cpuset='2'/>…</cputune>",
         )
 
 

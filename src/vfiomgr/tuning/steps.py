@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.engine.plan import Exchange, Request
 from vfiomgr.pci.memory import NODES
-from vfiomgr.tuning.model import TUNED, AddedPages, TunedGuest
+from vfiomgr.tuning.model import TUNED, AddedPages, PlacedInterrupts, TunedGuest
 from vfiomgr.units import counted, format_cpulist
 from vfiomgr.units import size as shown_size
 from vfiomgr.value import Value
@@ -49,6 +49,8 @@ class TuneHost(Request, Value):
     """The huge pages that are allocated for it; None to allocate none."""
     why: str = ""
     """Why the host must not sleep."""
+    interrupts: PlacedInterrupts | None = None
+    """The interrupts that are kept on its CPUs; None to leave them."""
     kind: ClassVar[str] = "tune-host"
 
     @property
@@ -230,3 +232,63 @@ class InhibitSleep(Exchange, Value):
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         return (shlex.join(self.argv),)
+
+
+class KeepInterrupts(Exchange, Value):
+    """Keep interrupts of VFIO on the CPUs of a guest; the states are whether they are kept there.
+
+    A service moves them as they appear. They go with the guest, so nothing is moved back.
+    """
+
+    uuid: str
+    """UUID of the guest."""
+    interrupts: PlacedInterrupts
+    """The functions, and the CPUs."""
+    before: bool
+    after: bool
+    kind: ClassVar[str] = "keep-interrupts"
+
+    deadline: ClassVar[float | None] = 5 * ANSWER_DEADLINE + 20
+    """Its unit is read, possibly stopped and read again, started, and read at the end."""
+
+    @property
+    def unit(self) -> str:
+        """The service."""
+        return f"vfiomgr-interrupts-{self.uuid}.service"
+
+    @property
+    def topic(self) -> Topic:
+        """Identify the guest."""
+        return (self.kind, self.uuid)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(map(str, self.interrupts.devices))
+
+    @property
+    def _cpus(self) -> str:
+        return format_cpulist(self.interrupts.cpus)
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        verb = "keep" if self.after else "no longer keep"
+        return f"{verb} interrupts of {', '.join(self._names)} on CPUs {self._cpus}"
+
+    def start(self, program: str) -> tuple[str, ...]:
+        """The command that starts the service, and returns when it has looked at all of them."""
+        return (
+            *("systemd-run", "--quiet", "--collect", f"--unit={self.unit}"),
+            f"--description=Keep interrupts of {', '.join(self._names)} on CPUs {self._cpus}",
+            *("--property=Type=notify", "--property=SuccessExitStatus=130"),
+            *("--property=Restart=on-failure", "--property=RestartSec=5"),
+            *("--", *program.split(), "interrupts", "--cpus", self._cpus, *self._names),
+        )
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The command that stops it."""
+        return ("systemctl", "stop", self.unit)
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (shlex.join(self.start("vfiomgr") if self.after else self.stop),)

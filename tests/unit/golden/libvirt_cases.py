@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
 
-TUNED = OPTED_IN.replace("bind=", "isolate-cpus='yes' hugepages='yes' bind=") + (
+TUNED = OPTED_IN.replace("bind=", "isolate-cpus='yes' hugepages='yes' interrupts='yes' bind=") + (
     "<memoryBacking><hugepages/></memoryBacking>"
     "<vcpu>1</vcpu><cputune><vcpupin vcpu='0' cpuset='2-3'/></cputune>"
 )
@@ -54,6 +54,11 @@ WIN = DOMAIN.format(
 )
 FRESH = DOMAIN.format(name="fresh", uuid="5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c12", devices="")
 REQUEST = "guest --memory 2G --vcpus 2 --libvirt-version 9.0"
+
+
+def as_command(place: Place) -> None:
+    """An installed vfiomgr, which services can run."""
+    place.patch.setattr("vfiomgr.tuning.apply.own_program", lambda: "/usr/bin/vfiomgr")
 
 
 def with_libvirt(place: Place) -> None:
@@ -214,7 +219,7 @@ LIBVIRT_SCENARIOS = (
     ),
     Scenario(
         "libvirt hook install",
-        "libvirt hook install win --isolate-cpus --hugepages",
+        "libvirt hook install win --isolate-cpus --hugepages --interrupts",
         prepare=with_libvirt,
         case="tuned",
     ),
@@ -262,6 +267,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hook run win release end -
         """,
         tunable_host,
+        prepare=as_command,
         stdin=hooked("0000:01:00.0", TUNED),
         case="tuned",
         journals={"tune-host": "tune-host", "restore-host": "restore-host"},

@@ -27,11 +27,13 @@ from vfiomgr.libvirt.checks import check_domain
 from vfiomgr.libvirt.hook import render_settings, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE, DomainCpu, DomainMemory, HookSettings
 from vfiomgr.paths import BOOT_ID, SCRIPT
-from vfiomgr.tuning.model import TUNED, parse_tuned
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.tuning.model import TUNED, PlacedInterrupts, parse_tuned
 from vfiomgr.tuning.steps import (
     HugepageNeeds,
     InhibitSleep,
     IsolateCpus,
+    KeepInterrupts,
     MemoryPart,
     RestoreHost,
     TuneHost,
@@ -49,11 +51,19 @@ if TYPE_CHECKING:
 
 GPU = "0000:01:00.0"
 OTHER = "5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c99"
-BOTH = HookSettings(isolate_cpus=True, hugepages=True)
+EVERY = HookSettings(isolate_cpus=True, hugepages=True, interrupts=True)
 PAGES = DomainMemory(GIB, has_hugepages=True, host_nodes=frozenset({1}))
 PINNED = DomainCpu(2, pins=((0, frozenset({2})), (1, frozenset({3}))))
-GUEST = replace(with_hostdevs(EMPTY, hostdev(GPU)), hook=BOTH, memory=PAGES, cpu=PINNED)
+GUEST = replace(with_hostdevs(EMPTY, hostdev(GPU)), hook=EVERY, memory=PAGES, cpu=PINNED)
 UNIT = f"vfiomgr-inhibit-{GUEST.uuid}.service"
+WATCH = f"vfiomgr-interrupts-{GUEST.uuid}.service"
+PLACED = PlacedInterrupts((PciAddress.parse(GPU),), (2, 3))
+PROGRAM = "/usr/bin/python3 -I -m vfiomgr"
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfiomgr.tuning.apply.own_program", lambda: PROGRAM)
 
 
 def tunable(place: Path) -> TunableHost:
@@ -131,6 +141,45 @@ def test_without_systemd_nothing_is_inhibited(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     prepare(kernel, replace(GUEST, hook=HookSettings()))
     assert not kernel.exists(TUNED)
+
+
+def test_interrupts_are_kept_on_the_guests_cpus_by_a_service(tmp_path: Path) -> None:
+    host = tunable(tmp_path)
+    prepare(host.kernel, GUEST)
+    assert host.services[WATCH] == (*PROGRAM.split(), "interrupts", "--cpus", "2-3", GPU)
+    moved = replace(GUEST, cpu=DomainCpu(1, pins=((0, frozenset({1})),)))
+    prepare(host.kernel, moved)
+    assert host.services[WATCH] == (*PROGRAM.split(), "interrupts", "--cpus", "1", GPU)
+    assert host.cpus() == "0,2-3"
+    release(host.kernel, moved)
+    assert host.services == {}
+
+
+def test_a_guest_without_functions_has_no_interrupts(tmp_path: Path) -> None:
+    host = tunable(tmp_path)
+    prepare(host.kernel, replace(GUEST, hostdevs=(), hook=HookSettings(interrupts=True)))
+    assert host.services == {}
+
+
+def test_a_service_needs_an_installed_vfiomgr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.tuning.apply.own_program", lambda: None)
+    host = tunable(tmp_path)
+    before = host.picture()
+    with pytest.raises(RolledBack, match="cannot run vfiomgr from a service") as caught:
+        prepare(host.kernel, GUEST)
+    assert "README" in caught.value.hint
+    assert host.picture() == before
+
+
+def test_a_service_that_ends_at_once_is_no_success(tmp_path: Path) -> None:
+    host = tunable(tmp_path)
+    host.ending = "vfiomgr-interrupts"
+    before = host.picture()
+    with pytest.raises(RolledBack, match=f"{WATCH} has ended"):
+        prepare(host.kernel, GUEST)
+    assert host.picture() == before
 
 
 def test_two_guests_leave_the_rest_to_the_host_in_any_order(tmp_path: Path) -> None:
@@ -271,11 +320,11 @@ def test_a_cgroup_that_does_not_follow_is_noticed(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["undo", "do"])
-@pytest.mark.parametrize("kind", [IsolateCpus, InhibitSleep])
+@pytest.mark.parametrize("kind", [IsolateCpus, InhibitSleep, KeepInterrupts])
 def test_the_run_waits_longer_for_a_step_than_the_step_for_systemd(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[IsolateCpus | InhibitSleep],
+    kind: type[IsolateCpus | InhibitSleep | KeepInterrupts],
     *,
     after: bool,
 ) -> None:
@@ -286,6 +335,7 @@ def test_the_run_waits_longer_for_a_step_than_the_step_for_systemd(
     steps = (
         IsolateCpus(OTHER, (2, 3), (0, 1), before=not after, after=after),
         InhibitSleep(OTHER, "a guest", before=not after, after=after),
+        KeepInterrupts(OTHER, PLACED, before=not after, after=after),
     )
     (step,) = (one for one in steps if isinstance(one, kind))
     if not after:
@@ -409,6 +459,9 @@ _PINS = "<vcpu>1</vcpu><cputune><vcpupin vcpu='0' cpuset='2'/></cputune>"
 def test_check_domain_reports_what_the_hook_would_refuse(tmp_path: Path) -> None:
     host = tunable(tmp_path)
     cpus, pages = HookSettings(isolate_cpus=True), HookSettings(hugepages=True)
+    interrupts = HookSettings(interrupts=True)
+    assert "cannot keep the interrupts" in _checked(host, interrupts, "")["hook-refused"]
+    assert "hook-refused" not in _checked(host, interrupts, _PINS)
     assert "it is not pinned to any" in _checked(host, cpus, "")["hook-refused"]
     assert "hook-refused" not in _checked(host, cpus, _PINS)
     assert "not backed by huge pages" in _checked(host, pages, "")["hook-refused"]
@@ -435,11 +488,12 @@ def test_settings_are_written_into_the_domain(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VFIOMGR_CONNECT", node_uri(tmp_path))
-    answer = run("libvirt", "hook", "install", "test", "--isolate-cpus", "--hugepages")
+    options = ("--isolate-cpus", "--hugepages", "--interrupts")
+    answer = run("libvirt", "hook", "install", "test", *options)
     assert answer.status == 0, answer.stderr
     assert "test: the hook is enabled" in answer.stdout
     assert "nothing to do" not in answer.stderr
-    for option in ("--isolate-cpus", "--hugepages"):
+    for option in options:
         answer = run("libvirt", "hook", "install", option)
         assert answer.status == 2
         assert f"{option} does nothing without DOMAIN" in answer.stderr
@@ -455,6 +509,8 @@ def test_the_plan_can_be_pasted(tmp_path: Path) -> None:
         "systemctl set-property --runtime user.slice AllowedCPUs=0-1",
         f"inhibit sleep: guest win has {GPU}",
         f"systemd-run --quiet --collect --unit={UNIT}",
+        f"keep interrupts of {GPU} on CPUs 2-3",
+        f"-- vfiomgr interrupts --cpus 2-3 {GPU}",
     ):
         assert line in shown
     prepare(host.kernel, GUEST)
@@ -464,12 +520,17 @@ def test_the_plan_can_be_pasted(tmp_path: Path) -> None:
         "no longer keep the host's processes off CPUs 2-3",
         "systemctl set-property --runtime user.slice AllowedCPUs=0-3",
         f"systemctl stop {UNIT}",
+        f"systemctl stop {WATCH}",
     ):
         assert line in shown
 
 
 TUNE = TuneHost(
-    OTHER, "lin", cpus=(2, 3), hugepages=HugepageNeeds((), (MemoryPart((1,), GIB),)), why=""
+    OTHER,
+    "lin",
+    cpus=(2, 3),
+    hugepages=HugepageNeeds((), (MemoryPart((1,), GIB),)),
+    interrupts=PLACED,
 )
 RESTORE = RestoreHost(OTHER, "lin")
 EARLIER = (TUNE, RESTORE)
@@ -480,6 +541,10 @@ class TestFaults(EveryFault):
     """A failure, and a death, at each operation."""
 
     courses = told(
-        {"tune": (EARLIER, TUNE), "restore": ((*EARLIER, TUNE), RESTORE)},
+        {
+            "tune": (EARLIER, TUNE),
+            "pinned-anew": ((*EARLIER, TUNE), replace(TUNE, cpus=(1,))),
+            "restore": ((*EARLIER, TUNE), RESTORE),
+        },
         lambda place: tunable(place).kernel,
     )

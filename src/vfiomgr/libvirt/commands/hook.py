@@ -89,6 +89,7 @@ def hook() -> None:
 )
 @click.option("--isolate-cpus", is_flag=True, help="Keep the host off the guest's CPUs.")
 @click.option("--hugepages", is_flag=True, help="Allocate the guest's huge pages.")
+@click.option("--interrupts", is_flag=True, help="Keep its devices' interrupts on its CPUs.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -106,7 +107,8 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings:
 
     With --isolate-cpus the host's processes leave the CPUs that the guest is pinned to while it
     runs. With --hugepages its huge pages are allocated at the start, and freed when it ends; if
-    there is too little memory, the guest does not start.
+    there is too little memory, the guest does not start. With --interrupts a service moves the
+    interrupts of its PCI devices to its CPUs as its drivers enable them.
 
     With --release the desktop releases the displays of the guest before each start, without a
     question: sessions that use them end. It has them back when the guest ends, or never started.
@@ -118,7 +120,7 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings:
       vfiomgr libvirt hook install win
       vfiomgr libvirt hook install win --release
       vfiomgr libvirt hook install win --release --end-sessions
-      vfiomgr libvirt hook install win --isolate-cpus --hugepages
+      vfiomgr libvirt hook install win --isolate-cpus --hugepages --interrupts
       vfiomgr libvirt hook install win --connect qemu+ssh://node7/system
     """
     if settings["end_sessions"] and not settings["release"]:

@@ -280,6 +280,7 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
     hook = context.domain.hook
     if hook is not None:
         names += ("the CPUs",) * hook.isolate_cpus + ("huge pages",) * hook.hugepages
+        names += ("interrupts",) * hook.interrupts
     if not names or context.host.files.text(SCRIPT) is not None:
         return
     yield finding(
@@ -377,7 +378,7 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def host_unprepared(context: PreflightContext) -> Iterator[Diagnostic]:
-    """The hook isolates CPUs and allocates huge pages: if it cannot, the guest does not start."""
+    """What the hook changes on the host: if it cannot, the guest does not start."""
     runs = context.itself is not None and context.itself.is_active
     if context.domain.hook is None or context.host.topology is None or runs:
         return

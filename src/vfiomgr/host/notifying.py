@@ -1,4 +1,4 @@
-"""What systemd learns of the agent: its readiness, and that it is alive (sd_notify(3))."""
+"""What systemd learns of a service: its readiness, and that it is alive (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WATCHED = "WATCHDOG_PID"
 def notify(state: str) -> None:
     """Send a state such as `READY=1`; no effect if systemd does not wait for one.
 
-    It is dropped if systemd does not read: the agent must not wait for it.
+    It is dropped if systemd does not read: the service must not wait for it.
     """
     name = os.environ.get(_SOCKET, "")
     if not name.startswith(("/", "@")):

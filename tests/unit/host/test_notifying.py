@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.node.systemd import notify, watchdog_seconds
+from vfiomgr.host.notifying import notify, watchdog_seconds
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A directory with a short path, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="k", dir=tmp_path.parents[2]) as name:
+        yield Path(name)
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
