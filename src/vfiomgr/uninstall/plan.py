@@ -46,6 +46,9 @@ from vfiomgr.persistence.reservation import (
     reservations,
 )
 from vfiomgr.persistence.steps import ReplaceFile, replaced
+from vfiomgr.tuning.model import TUNED, parse_tuned
+from vfiomgr.tuning.plan import plan_restoring
+from vfiomgr.tuning.steps import RestoreHost
 from vfiomgr.uninstall.requests import Uninstall
 
 if TYPE_CHECKING:
@@ -74,6 +77,7 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
         _SUMMARY,
         (
             _devices(host, request),
+            *_guests(host),
             persistence.plan_change(host, request.files),
             plan_hook(unedited, UninstallHook()),
             plan_remove(unedited, RemoveCdi(every=True)),
@@ -114,6 +118,13 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
     except Refusal as error:
         raise refusal(map(_with_way_out, diagnostics_of(error))) from None
     return replace(made, notes=(*made.notes, *notes))
+
+
+def _guests(host: HostSnapshot) -> Iterator[Plan]:
+    """Restore what the hook changed for guests, which nothing would do when they end."""
+    for guest in parse_tuned(host.files.text(TUNED)):
+        note = f"guest {guest.name} goes on without its settings of the hook, if it runs"
+        yield replace(plan_restoring(host, RestoreHost(guest.uuid, guest.name)), notes=(note,))
 
 
 def _is_ours(host: HostSnapshot, device: PciDevice) -> bool:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from vfiomgr.engine.plan import Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ChangeFiles
+from vfiomgr.tuning.model import TUNED
 from vfiomgr.value import Value
 
 
@@ -23,8 +24,8 @@ class Uninstall(Request, Value):
 
     @property
     def further_paths(self) -> tuple[str, ...]:
-        """The files that it changes."""
-        return self.files.only_paths
+        """The files that it changes, and the record of what is restored when guests end."""
+        return (*self.files.only_paths, TUNED)
 
     @property
     def needs_serials(self) -> bool:

@@ -27,6 +27,7 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import HOOKS, SWEPT, render_hook
 from vfiomgr.persistence.reservation import Reservation, render_reservation, reservation_file
+from vfiomgr.tuning.model import TUNED, TunedGuest, render_tuned
 from vfiomgr.uninstall.found import find
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def everything(tmp_path: Path) -> FakeKernel:
     kernel.forget()
     api.apply(installation(kernel, None, PROGRAM), tree=kernel)
     put(kernel, DEVICES, "{}\n")
+    put(kernel, TUNED, render_tuned((TunedGuest(UUID, "win"),)))
     put(kernel, handler_configuration("kata-vfio"), sealed("[hypervisor.qemu]\n"))
     install(kernel)
     put(kernel, KATA_DROP_IN, KATA_TEXT)

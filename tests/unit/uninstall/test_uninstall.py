@@ -11,6 +11,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
+from tests.fakes.tunable import TunableHost
 from tests.unit.devices import with_facts
 from tests.unit.engine.faults import Course, Courses, EveryFault
 from tests.unit.layout.test_apply import AUDIO, GPU, drivers
@@ -42,6 +43,8 @@ from vfiomgr.paths import SCRIPT, HostPath
 from vfiomgr.persistence import installed_layout as layouts
 from vfiomgr.persistence.installed_layout import FILE, RECORD
 from vfiomgr.persistence.model import HOOKS, UNIT
+from vfiomgr.tuning.model import TUNED, PlacedInterrupts
+from vfiomgr.tuning.steps import TuneHost
 from vfiomgr.users.model import DeviceUser
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.engine.plan import Plan
     from vfiomgr.uninstall.requests import Uninstall
+
+
+GUEST = "5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c11"
 
 
 @pytest.fixture(autouse=True)
@@ -347,3 +353,19 @@ class TestEveryFault(EveryFault):
     """An uninstallation with a fault at each of its operations."""
 
     courses: ClassVar[Courses] = {"all": _course}
+
+
+def test_what_the_hook_changed_for_guests_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.tuning.apply.own_program", lambda: PROGRAM)
+    host = TunableHost(everything(tmp_path))
+    before = host.picture()
+    placed = PlacedInterrupts((GPU,), (2, 3))
+    tune = TuneHost(GUEST, "win", cpus=(2, 3), why="guest win has a GPU", interrupts=placed)
+    api.apply(tune, tree=host.kernel)
+    assert host.picture() != before
+    done = api.apply(request_for(host.kernel), tree=host.kernel)
+    assert "guest win goes on without its settings of the hook, if it runs" in done.plan.notes
+    assert host.picture() == before
+    assert not host.kernel.exists(TUNED)
