@@ -204,6 +204,7 @@ class Functions:
         self._sysfs.put_bytes(directory / "config", config_space(function))
         self._sysfs.link(directory / "subsystem", "/sys/bus/pci")
         self._sysfs.link(PCI_DEVICES / function.address, directory)
+        self._sysfs.put(f"/sys/class/pci_bus/{function.address[:7]}/rescan", "", WRITE_ONLY)
         if function.group is not None:
             self._groups.join(function.group, directory)
         self.show_driver(function.address, None)

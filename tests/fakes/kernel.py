@@ -50,6 +50,7 @@ _READABLE = 0o444
 _WRITABLE = 0o222
 _UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix", "uevent")
 _RESCAN = "/sys/bus/pci/rescan"
+_RESCAN_BUS = re.compile(r"/sys/class/pci_bus/([0-9a-f]{4}:[0-9a-f]{2})/rescan")
 _MODULES = re.compile(
     r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?"
     r"|/sys/class/(vfio-dev|vfio|misc(/vfio(/dev)?)?)"
@@ -125,6 +126,7 @@ class FakeKernel(Hardware):
         )
         self._reactions = Reactions(self.drivers, self.mdevs)
         self._reactions.buses[_RESCAN] = self._rescan
+        self._reactions.others.append((_RESCAN_BUS, lambda bus, text: self._rescan(text, bus[1])))
         self._reactions.functions |= {
             "power/control": self.attributes.set_power_control,
             "d3cold_allowed": self.attributes.set_d3cold_allowed,
@@ -339,9 +341,11 @@ class FakeKernel(Hardware):
         if unsigned(text):
             self.unplug(directory.name, surprise=False)
 
-    def _rescan(self, text: str) -> None:
+    def _rescan(self, text: str, bus: str = "") -> None:
+        """All buses, or one (bus_rescan_store and rescan_store in drivers/pci/pci-sysfs.c)."""
         if unsigned(text):
             known = [a for a in self.functions.known if a not in self.unpowered]
+            known = [address for address in known if address.startswith(bus)]
             for address in [a for a in known if not self.functions.directory(a)]:
                 self.plug(address)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.engine.verified_write import becomes_true
 from vfiomgr.errors import HostError
-from vfiomgr.paths import PCI_RESCAN
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.facts import read_identity
 from vfiomgr.pci.model import pci_device
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import DeviceIdentity, PciAddress
 
+_BUSES = HostPath("/sys/class/pci_bus")
+"""Each has `rescan` (Documentation/ABI/testing/sysfs-bus-pci)."""
 _DEADLINE = 10.0
 """Seconds for a function to leave its bus, or to appear on it."""
 
@@ -47,7 +49,9 @@ def _remove(tree: HostTree, address: PciAddress) -> None:
 
 
 def scan_again(tree: HostTree, address: PciAddress) -> None:
-    """Remove a function, and scan the buses; the kernel then offers it to the drivers.
+    """Remove a function, and scan its bus; the kernel then offers it to the drivers.
+
+    A scan of all buses would also find what an administrator has removed from another one.
 
     Raises:
         HostError: it was not removed, did not appear again, or another device did.
@@ -55,7 +59,7 @@ def scan_again(tree: HostTree, address: PciAddress) -> None:
     """
     before = read_identity(tree, address)
     _remove(tree, address)
-    tree.write(PCI_RESCAN, "1")
+    tree.write(_BUSES / str(address).rpartition(":")[0] / "rescan", "1")
     is_there = becomes_true(lambda: tree.exists(pci_device(address)), _DEADLINE)
     if not is_there or (before is not None and not _is_there(tree, before)):
         message = f"{address} did not appear on the PCI bus after it was removed"
