@@ -17,6 +17,7 @@ from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.udev import reload_rules
+from vfiomgr.passthrough.replug import scan_again
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.facts import read_files
@@ -183,3 +184,16 @@ def test_a_second_run_changes_nothing_and_removing_leaves_no_rule(topology: Topo
     vfiomgr("unbind", "--forget-only", gpu, audio)
     assert document("list", "--persistent")["items"] == []
     assert not list(Path("/etc/udev/rules.d").glob("05-vfiomgr-*"))
+
+
+def test_a_scan_for_one_function_finds_none_of_another_bus(topology: Topology) -> None:
+    name, other = topology.addresses["gpu_audio"], topology.addresses["twin_audio"]
+    assert drivers([name]) == ["snd_hda_intel"]
+    (_DEVICES / other / "remove").write_text("1")
+    try:
+        scan_again(HostTree("/"), PciAddress.parse(name))
+        assert until([name], ["snd_hda_intel"]) == ["snd_hda_intel"]
+        assert not (_DEVICES / other).exists()
+    finally:
+        Path("/sys/bus/pci/rescan").write_text("1")
+    assert (_DEVICES / other).exists()
