@@ -1,7 +1,7 @@
 """Keep the interrupts of a guest's devices on its CPUs.
 
 vfio-pci requests them when the guest's driver enables them, and again after each reboot of the
-guest; irqbalance may move them at any time. So a process looks at them again and again.
+guest, and irqbalance may move them at any time, so a process checks them periodically.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ class InterruptWatch:
         self._tree = tree
         self._devices = tuple(devices)
         self._cpus = cpus
-        self._told: dict[int, str] = {}
+        self._reported: dict[int, str] = {}
 
     def place(self) -> Iterator[str]:
-        """Move those that are on other CPUs; yield a line for each that is new, or not moved.
+        """Move interrupts that are on other CPUs; yield a line for each new one and each failure.
 
-        An interrupt that is moved away and back again yields no second line.
+        An interrupt that was moved away yields no second line when it is moved back.
         """
         found = dict(self._requested())
-        self._told = {number: told for number, told in self._told.items() if number in found}
+        known = self._reported.items()
+        self._reported = {number: what for number, what in known if number in found}
         for number, name in found.items():
-            told = self._moved(number, name)
-            if told and self._told.get(number) != told[0]:
-                self._told[number] = told[0]
-                yield told[1]
+            done = self._moved(number, name)
+            if done and self._reported.get(number) != done[0]:
+                self._reported[number] = done[0]
+                yield done[1]
 
     def _requested(self) -> Iterator[tuple[int, str]]:
         """Numbers and names of interrupts; a line that other devices share is not one of them.
@@ -59,8 +60,9 @@ class InterruptWatch:
         for device in self._devices:
             place = _DEVICES / str(device)
             line = self._tree.read(place / "irq") or ""
-            for number in {line, *self._tree.children(place / "msi_irqs")}:
-                handlers = self._handlers(number) if number.isdecimal() else []
+            names = {line, *self._tree.children(place / "msi_irqs")}
+            for number in sorted(filter(str.isdecimal, names), key=int):
+                handlers = self._handlers(number)
                 if handlers and all(_is_of(name, device) for name in handlers):
                     yield int(number), handlers[0]
 

@@ -123,7 +123,7 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
 def _guests(host: HostSnapshot) -> Iterator[Plan]:
     """Restore what the hook changed for guests, which nothing would do when they end."""
     for guest in parse_tuned(host.files.text(TUNED)):
-        note = f"guest {guest.name} goes on without its settings of the hook, if it runs"
+        note = f"the hook's settings for guest {guest.name} end now, even if it is running"
         yield replace(plan_restoring(host, RestoreHost(guest.uuid, guest.name)), notes=(note,))
 
 

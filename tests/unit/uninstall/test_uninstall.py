@@ -366,6 +366,6 @@ def test_what_the_hook_changed_for_guests_is_restored(
     api.apply(tune, tree=host.kernel)
     assert host.picture() != before
     done = api.apply(request_for(host.kernel), tree=host.kernel)
-    assert "guest win goes on without its settings of the hook, if it runs" in done.plan.notes
+    assert "the hook's settings for guest win end now, even if it is running" in done.plan.notes
     assert host.picture() == before
     assert not host.kernel.exists(TUNED)
