@@ -66,12 +66,12 @@ def plan_tuning(host: HostSnapshot, request: TuneHost) -> Plan:
     if after.is_empty:
         return Plan(f"prepare the host for {request.name}", ())
     record = () if own == after else (RecordTuning(request.uuid, own, after),)
-    is_pinned_anew = own is not None and own.cpus != after.cpus
+    has_new_pins = own is not None and own.cpus != after.cpus
     steps = (
-        *(_isolation(host, rest, first, before=True, after=False) if is_pinned_anew else ()),
+        *(_isolation(host, rest, first, before=True, after=False) if has_new_pins else ()),
         *record,
         *_steps(after, before=own is not None, after=True),
-        *_isolation(host, rest, after, before=own is not None and not is_pinned_anew, after=True),
+        *_isolation(host, rest, after, before=own is not None and not has_new_pins, after=True),
     )
     return Plan(f"prepare the host for {request.name}", steps, locks=(LOCK,))
 
