@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.test_ansible import Ansible, installed_collection
+from tests.lab.libvirtd import URI
 from tests.lab.ssh import Host, hosts
-from tests.lab.topology import ALL
+from tests.lab.topology import ALL, CURRENT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,12 @@ _PLACES = (
     " /var/lib/vfiomgr /var/cache/vfiomgr /run/vfiomgr"
 )
 """Where the package and the commands write."""
+_DOMAIN = "win"
+_REST = """\
+<memory unit='MiB'>64</memory>
+<os><type arch='x86_64' machine='q35'>hvm</type></os>
+<features><acpi/></features>
+"""
 _OF_DPKG = {"/etc/ld.so.cache"}
 _AT_WORK = (
     "until [ $(cat /var/lib/vfiomgr/journal/*.jsonl 2>/dev/null"
@@ -66,6 +73,10 @@ class Fleet:
         print(f"$ ansible-playbook {name} {' '.join(options)}\n{said}")
         return said
 
+    def domain(self) -> str:
+        """The definition of the domain on the first host."""
+        return self.hosts[0].run(f"virsh --connect {URI} dumpxml --inactive {_DOMAIN}")
+
     def files(self) -> list[set[str]]:
         """The files of each host."""
         listing = f"find {_PLACES} 2>/dev/null"
@@ -89,7 +100,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two guests, and Ansible with the collection as it is built."""
     ansible = installed_collection(tmp_path_factory.mktemp("ansible"))
     with hosts(ALL, tmp_path_factory.mktemp("keys"), "one", "two") as found:
+        define(found[0])
         yield Fleet(ansible, found)
+
+
+def define(host: Host) -> None:
+    """Start libvirtd on a host, with a domain that has no device."""
+    root = Path(__file__).parents[2]
+    environment = f"{CURRENT_VARIABLE}={ALL.name}"
+    host.run(f"cd {root} && {environment} {sys.executable} -m tests.lab.libvirtd")
+    definition = f"<domain type='qemu'><name>{_DOMAIN}</name>{_REST}</domain>"
+    host.run(f'echo "{definition}" > /run/lab/domain.xml')
+    host.run(f"virsh --connect {URI} define /run/lab/domain.xml")
 
 
 def test_a_layout_is_completed_after_a_kill_and_a_cut_and_then_left_alone(fleet: Fleet) -> None:
@@ -112,6 +134,26 @@ def test_a_layout_is_completed_after_a_kill_and_a_cut_and_then_left_alone(fleet:
     assert {(lost, failed) for _, lost, failed in mended.values()} == {(0, 0)}
     assert set(fleet.drivers()) == {"vfio-pci"}
     assert recap(fleet.play("layout.yaml", *options)) == {"one": (0, 0, 0), "two": (0, 0, 0)}
+
+
+def test_a_domain_gets_a_device_once_and_can_start_with_it(fleet: Fleet) -> None:
+    """And loses it once."""
+    program = Path(sys.executable).with_name("vfiomgr")
+    options = [f"program={program}", f"domain={_DOMAIN}", f"device={_GPUS[0]}"]
+
+    def play(state: str, *more: str) -> dict[str, tuple[int, int, int]]:
+        named = [word for each in (*options, f"state={state}") for word in ("-e", each)]
+        return recap(fleet.play("device.yaml", *named, *more))
+
+    before = fleet.domain()
+    assert play("present", "--check") == {"one": (1, 0, 0)}
+    assert fleet.domain() == before
+    assert play("present") == {"one": (1, 0, 0)}
+    assert fleet.domain().count("<hostdev ") == len(("display", "audio"))
+    assert play("present") == {"one": (0, 0, 0)}
+    assert play("absent") == {"one": (1, 0, 0)}
+    assert play("absent") == {"one": (0, 0, 0)}
+    assert "<hostdev " not in fleet.domain()
 
 
 def test_nothing_is_left_after_the_removal(fleet: Fleet, built: Built) -> None:
