@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 _TAKEN: frozenset[Override] = frozenset({"boot-display", "in-use"})
 """What this check judges itself, in more detail than `bind`."""
-_MOST = 5
-"""Maximum number of processes that are named in one line."""
 _NO_CONSOLE = "each display can go to a guest without taking the console's screen away"
 
 

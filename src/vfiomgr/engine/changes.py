@@ -185,6 +185,16 @@ def plan_or_apply(
         return host.apply(request, only_files=only_files)
 
 
+def change(
+    session: Session, request: Request | NamedRequest, *, only_files: bool = False
+) -> Outcome | None:
+    """Apply a request and print the result, or with --dry-run its plan."""
+    outcome = plan_or_apply(session, request, only_files=only_files)
+    if outcome is not None:
+        print_outcome(session, outcome)
+    return outcome
+
+
 @contextmanager
 def followed(session: Session, *, tells_steps: bool = True) -> Iterator[ManagedHost]:
     """The host of a session, whose changes are shown as long as they are under way.

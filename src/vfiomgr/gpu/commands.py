@@ -11,7 +11,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import OVERRIDES, Override, refuse
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.engine.changes import confirm, plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change, confirm, plan_or_apply, print_outcome
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
@@ -95,9 +95,7 @@ def mode(
     if heterogeneous and mig:
         forbid_together("--heterogeneous", "--mig", "with MIG each GPU instance has one size")
     address = session.address(gpu)
-    outcome = plan_or_apply(session, SetGpuMode(address, heterogeneous, mig))
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, SetGpuMode(address, heterogeneous, mig))
 
 
 def _show(session: Session, gpu: str | None) -> None:
@@ -231,9 +229,7 @@ def instances(
         )
     address = session.address(gpu)
     counts = () if is_none else _counts(profiles)
-    outcome = plan_or_apply(session, SetMigInstances(address, counts))
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, SetMigInstances(address, counts))
 
 
 def _list(session: Session, gpu: str | None) -> None:

@@ -42,8 +42,6 @@ _SECONDS = 5.0
 _MOST = 1 << 20
 """The size limit of a configuration; the longest that Kata ships has 40 KiB."""
 _TOLD = expression(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
-_MOST_LINKS = 40
-"""The link limit of the kernel (MAXSYMLINKS)."""
 
 
 def read_installation(tree: HostTree) -> KataInstallation:

@@ -51,12 +51,11 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-__all__ = ["NAMINGS", "Naming", "pods", "runtime_class"]
+__all__ = ["Naming", "pods", "runtime_class"]
 
 Naming = Literal["agent", "model", "pgpu"]
 """The device plugin of the resource: the node agent of vfiomgr, kubevirt-gpu-device-plugin (the
 model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
-NAMINGS: tuple[Naming, ...] = ("agent", "model", "pgpu")
 
 _MAKER = expression(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = expression(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")

@@ -9,7 +9,7 @@ import click
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, print_table
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.engine.changes import plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change
 from vfiomgr.laptop.state import discrete_gpus, laptop_of, mode_of
 from vfiomgr.laptop.steps import LaptopMode, SetLaptopMode
 from vfiomgr.snapshot.completion import complete_gpu
@@ -55,11 +55,10 @@ def laptop(session: Session, *, mode: LaptopMode | None, address: str | None) ->
         _show(session)
         return
     named = None if address is None else session.address(address)
-    outcome = plan_or_apply(session, SetLaptopMode(mode, named))
-    if outcome is not None:
-        print_outcome(session, outcome)
-        if mode == "vfio" and outcome.is_changed and session.format == "table":
-            note("until reboot; undo with: vfiomgr laptop hybrid")
+    outcome = change(session, SetLaptopMode(mode, named))
+    is_changed = outcome is not None and outcome.is_changed
+    if mode == "vfio" and is_changed and session.format == "table":
+        note("until reboot; undo with: vfiomgr laptop hybrid")
 
 
 def _show(session: Session) -> None:

@@ -14,9 +14,7 @@ from vfiomgr.guests.device import units_of
 from vfiomgr.guests.iommufd import (
     NO_BACKEND,
     OTHER_KERNEL,
-    backend_for,
     has_iommu,
-    is_supported_by_kernel,
     with_iommufd,
 )
 from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest, GuestDevice
@@ -27,7 +25,6 @@ from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.named import DomainOptions, request_of
-from vfiomgr.libvirt.releases import IOMMUFD
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
@@ -43,23 +40,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-
-
-def choose(
-    host: HostSource, seen: HostSnapshot, units: Sequence[GuestDevice], versions: Versions
-) -> VfioBackend:
-    """Choose the backend of the devices; programs are asked only if the kernel has iommufd."""
-    if not is_supported_by_kernel(host, seen, units):
-        return NO_BACKEND
-    release = versions.known_libvirt
-    if release is None or not IOMMUFD.is_in(release):
-        return NO_BACKEND
-    support = f"{IOMMU_NODE}, libvirt {release} and"
-    backend = backend_for(units, versions.known_qemu, support)
-    if backend.has_iommufd and versions.is_elsewhere and host.snapshot is None:
-        why = f"using iommufd: the kernel of the other host needs {IOMMU_NODE}, which this host has"
-        return replace(backend, why=f"{why} (--no-iommufd for VFIO groups)")
-    return backend
 
 
 def require_iommu(

@@ -14,7 +14,7 @@ from vfiomgr.cli.options import (
     session_options,
 )
 from vfiomgr.cli.output import note, print_text
-from vfiomgr.engine.changes import plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change
 from vfiomgr.errors import forbid_together
 from vfiomgr.host.installation import optional
 from vfiomgr.host.rewrite import rewrite
@@ -104,11 +104,9 @@ def install(session: Session, *, directory: str | None) -> None:
     optional("vfiomgr.metrics.render", "print metrics", "node")  # as the timer needs it
     session.require_live("a snapshot cannot be changed", "run it on the host itself")
     request = installation(session.files, directory, program_for_units(session))
-    outcome = plan_or_apply(session, request)
-    if outcome is not None:
-        print_outcome(session, outcome)
-        if outcome.is_changed and session.format == "table":
-            note("undo with: vfiomgr metrics uninstall")
+    outcome = change(session, request)
+    if outcome is not None and outcome.is_changed and session.format == "table":
+        note("undo with: vfiomgr metrics uninstall")
 
 
 @click.command("uninstall")
@@ -125,9 +123,7 @@ def uninstall(session: Session) -> None:
       vfiomgr metrics uninstall
     """
     session.require_live("a snapshot cannot be changed", "run it on the host itself")
-    outcome = plan_or_apply(session, removal(session.files))
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, removal(session.files))
 
 
 @click.command("accept")
@@ -143,6 +139,4 @@ def accept(session: Session) -> None:
     """
     acceptance = import_module("vfiomgr.metrics.collect").acceptance  # slow, by layouts
     session.require_live("a snapshot cannot be changed", "run it on the host itself")
-    outcome = plan_or_apply(session, acceptance(session))
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, acceptance(session))

@@ -10,7 +10,7 @@ from vfiomgr import passthrough
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.engine.changes import plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.reserve import Reserve
 from vfiomgr.persistence.named import persisted, program_for_units
@@ -18,7 +18,6 @@ from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Request
     from vfiomgr.persistence.named import PersistedFunction
 
 _PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "RESERVED", "NOW")
@@ -71,25 +70,20 @@ def remove_rules(
         message = "expected addresses, or --all"
         raise UsageError(message, "list persistent bindings with: vfiomgr list --persistent")
     known = session.addresses(addresses)
-    _carry_out(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
+    change(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
 
 
 def import_driverctl(session: Session, *, update_initramfs: bool) -> None:
     """Import VFIO entries from /etc/driverctl.d as rules."""
-    _carry_out(
-        session,
-        ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),
-    )
+    program = program_for_units(session)
+    change(session, ImportDriverctl(update_initramfs=update_initramfs, program=program))
 
 
 def reserve_cards(session: Session, addresses: tuple[str, ...]) -> None:
     """Keep compositors off cards, and leave their drivers as they are."""
     request = Reserve(session.addresses(addresses))
-    outcome = plan_or_apply(session, request)
-    if outcome is None:
-        return
-    print_outcome(session, outcome)
-    if outcome.is_changed and session.format == "table":
+    outcome = change(session, request)
+    if outcome is not None and outcome.is_changed and session.format == "table":
         names = " ".join(map(str, request.addresses))
         note(f"undo with: vfiomgr unbind {names} --forget-only")
 
@@ -108,9 +102,3 @@ def watch(session: Session) -> None:
     """
     collect_as_usual()
     passthrough.watch_machine(session)
-
-
-def _carry_out(session: Session, request: Request) -> None:
-    outcome = plan_or_apply(session, request)
-    if outcome is not None:
-        print_outcome(session, outcome)

@@ -6,7 +6,7 @@ import click
 
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note
-from vfiomgr.engine.changes import confirm, host_of, plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change, confirm, host_of
 from vfiomgr.errors import forbid_alone
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session
@@ -51,9 +51,6 @@ def uninstall(
     host = host_of(session)
     found = find(host, unbind=unbind, keep=keep, update_initramfs=update_initramfs)
     confirm(session, "Remove everything that vfiomgr wrote on this host?", "the removal")
-    outcome = plan_or_apply(session, found.request)
-    if outcome is None:
-        return
-    print_outcome(session, outcome)
-    for text in finish(session.tree, found):
-        note(text)
+    if change(session, found.request) is not None:
+        for text in finish(session.tree, found):
+            note(text)

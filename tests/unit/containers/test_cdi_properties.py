@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import parse_specification, render_specification
-from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferRequest
+from vfiomgr.containers.cdi.model import CdiFile, Naming, NodeForm, OfferRequest
 from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.errors import Refusal
 from vfiomgr.pci.model import PciAddress
@@ -69,8 +69,8 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
     wanted=st.builds(
         OfferRequest,
         kind=_KINDS,
-        node=st.sampled_from(NODE_FORMS),
-        name_by=st.sampled_from(NAMINGS),
+        node=st.sampled_from(get_args(NodeForm)),
+        name_by=st.sampled_from(get_args(Naming)),
         is_plain=st.booleans(),
     ),
 )

@@ -33,7 +33,7 @@ from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.model import DIRECTORIES, OLD_DYNAMIC, Lifetime
 from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
 from vfiomgr.diagnostic import most_findings
-from vfiomgr.engine.changes import plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.listing import first_of
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification
-    from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.containers.cdi.rules import CdiFinding, Consumer
     from vfiomgr.diagnostic import Severity
 
@@ -244,7 +243,7 @@ def generate(
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too")
     if write:
-        _write(session, library.request(session, *addresses, lifetime=lifetime, **options))
+        change(session, library.request(session, *addresses, lifetime=lifetime, **options))
     else:
         _print(session, library.specification(session, *addresses, **options), output)
 
@@ -258,12 +257,6 @@ def _refuse_of_this_machine(session: Session, output: str) -> None:
             "another host"
         )
         raise UsageError(message, "pass --write with --root, or write to another file")
-
-
-def _write(session: Session, request: WriteCdi) -> None:
-    outcome = plan_or_apply(session, request)
-    if outcome is not None:
-        print_outcome(session, outcome)
 
 
 def _print(session: Session, made: CdiSpecification, output: str | None) -> None:
@@ -365,6 +358,4 @@ def remove(
     request = library.removal(session, *names, kind=kind, every=every, stale=stale)
     if stale and session.snapshot is None:
         session.scan_devices()  # where they cannot be listed, all would seem stale
-    outcome = plan_or_apply(session, request, only_files=not stale)
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, request, only_files=not stale)

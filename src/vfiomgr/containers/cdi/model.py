@@ -6,7 +6,7 @@ https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
 
@@ -39,8 +39,6 @@ NodeForm = Literal["auto", "group", "cdev"]
 Naming = Literal["address", "group", "cdev", "index"]
 Lifetime = Literal["static", "dynamic"]
 """In /etc/cdi, or in /run/cdi, which is emptied at reboot."""
-NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
-NAMINGS: tuple[Naming, ...] = get_args(Naming)
 PGPU = "nvidia.com/pgpu"
 """The resource of NVIDIA's sandbox-device-plugin, whose device IDs are no addresses."""
 _GROUP_NAME = expression(r"[0-9]+")

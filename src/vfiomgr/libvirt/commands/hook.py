@@ -13,7 +13,7 @@ from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import STANDARD_INPUT
 from vfiomgr.documents.xml_text import parse
-from vfiomgr.engine.changes import host_of, plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change, host_of
 from vfiomgr.errors import LibvirtFailed, VfiomgrError, forbid_alone, forbid_together
 from vfiomgr.host.selinux import HOOKS_BOOLEAN
 from vfiomgr.libvirt.commands.connection import (
@@ -132,7 +132,7 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings:
         option = f"--{name.replace('_', '-')}"
         forbid_alone(option, "DOMAIN", "it is a setting of a domain")
     _require_here()
-    _change(session, InstallHook(own_program()))
+    change(session, InstallHook(own_program()))
     known = None if session.snapshot is not None else read_hook_security(session.tree)
     if known is not None and known.may_run is False:
         note(f"SELinux does not let virtqemud run the hook: setsebool -P {HOOKS_BOOLEAN} on")
@@ -165,7 +165,7 @@ def uninstall(session: Session, *, domains: tuple[str, ...], every: bool, uri: s
     _require_here()
     if not every and session.is_live and _is_here(session, uri) and session.tree.exists(SCRIPT):
         _require_unused(uri)
-    _change(session, UninstallHook())
+    change(session, UninstallHook())
 
 
 def _require_unused(uri: str) -> None:
@@ -191,13 +191,6 @@ def _require_here() -> None:
     """Reject --connect without a domain: the hook is a file of the inspected host."""
     if is_uri_typed(click.get_current_context()):
         forbid_alone("--connect", "DOMAIN", "the hook itself is a file of this host")
-
-
-def _change(session: Session, request: InstallHook | UninstallHook) -> None:
-    outcome = plan_or_apply(session, request)
-    if outcome is None:
-        return
-    print_outcome(session, outcome)
 
 
 def _mark(

@@ -14,7 +14,7 @@ from vfiomgr.definitions.model import Configuration, canonical, read_configurati
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.restore import restore as restore_vgpus
 from vfiomgr.documents.text import bytes_of
-from vfiomgr.engine.changes import host_of, plan_or_apply, print_outcome
+from vfiomgr.engine.changes import change, host_of, plan_or_apply, print_outcome
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.commands.connection import (
     complete_nodedev_or,
@@ -216,9 +216,7 @@ def undefine(
         forbid_with_libvirt(parent=parent)
         undefine_mdev(session, uri, name)
         return
-    outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
-    if outcome is not None:
-        print_outcome(session, outcome)
+    change(session, UndefineVgpu(tuple(map(name_of, name)), parent))
 
 
 @click.command("start")
