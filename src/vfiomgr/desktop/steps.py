@@ -45,15 +45,12 @@ class SetUnit(Exchange, Value):
         return (self.kind, str(self.unit))
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{'start' if self.after else 'stop'} {self.unit}"
 
     def report(self) -> str:
-        """Describe the performed step in one line."""
         return f"{'started' if self.after else 'stopped'} {self.unit}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (shlex.join(systemctl("start" if self.after else "stop", self.unit)),)
 
 
@@ -86,15 +83,12 @@ class EndSession(Step, Value):
         return (self.kind, self.session)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"end session {self.session} of {self.user}"
 
     def report(self) -> str:
-        """Describe the performed step in one line."""
         return f"ended session {self.session} of {self.user}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return tuple(map(shlex.join, self.programs))
 
     @property
@@ -121,12 +115,10 @@ class AnnounceCard(Exchange, Value):
     kind: ClassVar[str] = "announce-card"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         what = "removed" if self.after == "remove" else "present again"
         return f"{self.device.address}: announce to compositors that its nodes are {what}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         nodes = f"--subsystem-match=drm --parent-match={pci_device(self.device.address)}"
         return (f"udevadm trigger --action={self.after} {nodes}",)
 
@@ -144,11 +136,9 @@ class AwaitClosed(Step, Value):
     deadline: ClassVar[float | None] = CLOSE_DEADLINE + 20
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: wait until no program has it open"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (shlex.join(("fuser", "-v", *self.nodes)),)
 
     def inverse(self) -> None:
@@ -171,12 +161,10 @@ class SetConsole(Exchange, Value):
     kind: ClassVar[str] = "set-console"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         what = "attach the text console to a" if self.after else "detach the text console from its"
         return f"{self.device.address}: {what} frame buffer"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         names = f"$(grep -l {shlex.quote(FBCON)} /sys/class/vtconsole/*/name)"
         return (f"for c in {names}; do echo {int(self.after)} > ${{c%name}}bind; done",)
 
@@ -202,13 +190,11 @@ class SetModules(Exchange, Value):
     """NVIDIA's driver has four modules."""
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         if self.after:
             return f"{self.device.address}: load {', '.join(self.after)}"
         return f"{self.device.address}: unload {', '.join(reversed(self.before))}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         if self.after:
             return tuple(f"modprobe {name}" for name in self.after)
         return tuple(f"rmmod {name}" for name in reversed(self.before))
@@ -230,7 +216,6 @@ class RecordRelease(Exchange, Value):
         return self.after is None
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         verb = "delete the record of" if self.after is None else "record"
         return f"{self.device.address}: {verb} what is restored when it returns"
 

@@ -53,12 +53,10 @@ class SetGraphicsMux(Exchange, Value):
         return (self.kind, self.path)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         gpu = "integrated" if self.after else "discrete"
         return f"wire the panel to the {gpu} GPU from the next boot on (gpu_mux_mode)"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (echo(str(int(self.after)), HostPath(self.path)),)
 
 
@@ -87,13 +85,11 @@ class SetDiscreteGpu(Exchange, Value):
         return (self.kind, self.path)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         names = ", ".join(str(device.address) for device in self.functions)
         shown = f", {names}" if names else ""
         return f"turn the discrete GPU {'on' if self.after else 'off'} (dgpu_disable){shown}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         switch = echo(str(int(not self.after)), HostPath(self.path))
         if self.after:
             return (switch, echo("1", PCI_RESCAN), switch)

@@ -180,7 +180,6 @@ class SaveOriginalState(_RecordStep):
     kind: ClassVar[str] = "save-original-state"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.origin.device.address}: save original driver ({self.origin.state})"
 
     def inverse(self) -> DropOriginalState:
@@ -197,7 +196,6 @@ class DropOriginalState(_RecordStep):
     """A function that is not restored still needs its saved state."""
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.origin.device.address}: delete saved state"
 
     def inverse(self) -> SaveOriginalState:
@@ -237,7 +235,6 @@ class ChangeDriver(_DriverStep, Exchange):
     kind: ClassVar[str] = "change-driver"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         pins = "".join(f", {name} {text}" for name, text in _pins(self.before, self.after))
         before = {bar.index: f"{short_size(bar.size)} -> " for bar in self.before.bars}
         sizes = "".join(
@@ -254,7 +251,6 @@ class ChangeDriver(_DriverStep, Exchange):
         return sorted(resized, key=lambda bar: bar.size - sizes.get(bar.index, bar.size))
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         directory = pci_device(self.device.address)
         pins = _pins(self.before, self.after)
         lines = [echo(text, directory / name) for name, text in pins]
@@ -306,11 +302,9 @@ class ReleaseDriver(_DriverStep):
     kind: ClassVar[str] = "release-driver"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> driver chosen by the kernel"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         directory = pci_device(self.device.address)
         return (
             echo("", directory / "driver_override"),
@@ -344,12 +338,10 @@ class AwaitVfioNode(Step, Value):
         return vfio_group_node_text(self.group, self.device.address)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         is_known = self.group is not None or not self.has_groups
         return f"{self.device.address}: wait for {self.node if is_known else 'its VFIO node'}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (f"ls -l {self.node}",)
 
     def inverse(self) -> None:
@@ -367,11 +359,9 @@ class SetResetMethod(Exchange, Value):
     is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: reset_method {self.before} -> {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (echo(self.after, pci_device(self.device.address) / "reset_method"),)
 
 
@@ -386,11 +376,9 @@ class ResetFunction(Step, Value):
     kind: ClassVar[str] = "reset-function"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: reset, and check that its configuration space answers"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (echo("1", pci_device(self.device.address) / "reset"),)
 
     def inverse(self) -> RequireAnswer:
@@ -419,14 +407,12 @@ class ResetBus(_BusStep):
     kind: ClassVar[str] = "reset-bus"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         number = counted(len(self.functions), "function")
         return (
             f"{self.device.address}: reset its bus, and check the configuration space of {number}"
         )
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (echo("1", pci_device(self.device.address) / "reset_subordinate"),)
 
     def inverse(self) -> RequireBusAnswers:
@@ -440,12 +426,10 @@ class RequireBusAnswers(_BusStep):
     kind: ClassVar[str] = "require-bus-answers"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         number = counted(len(self.functions), "function")
         return f"{self.device.address}: check the configuration space of {number}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return tuple(f"lspci -xxs {each.device.address}" for each in self.functions)
 
     def inverse(self) -> None:
@@ -460,11 +444,9 @@ class RequireAnswer(Step, Value):
     kind: ClassVar[str] = "require-answer"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: check that its configuration space answers"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (f"lspci -xxs {self.device.address}",)
 
     def inverse(self) -> None:

@@ -98,17 +98,14 @@ class ReplaceFile(Exchange, Value):
         return self.path, self.after
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         verb = "remove" if self.after is None else "write" if self.before is None else "change"
         return f"{verb} {self.path}"
 
     def report(self) -> str:
-        """Describe the performed step in one line."""
         verb = "removed" if self.after is None else "wrote" if self.before is None else "changed"
         return f"{verb} {self.path}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         path = shlex.quote(self.path)
         if self.after is None:
             return (f"rm {path}",)
@@ -133,11 +130,9 @@ class SetNodeAccess(Exchange, Value):
     kind: ClassVar[str] = "set-node-access"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: owner of VFIO nodes {self.before} -> {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         access = self.after
         group = vfio_group_node_text(self.group, self.device.address)
         nodes = [group] if self.has_groups else []
@@ -161,15 +156,12 @@ class RebuildInitramfs(Step, Value):
     leaves_no_trace: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return "rebuild the initramfs (may take minutes)"
 
     def report(self) -> str:
-        """Describe the performed step in one line."""
         return "rebuilt the initramfs"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (shlex.join(self.command),)
 
     def inverse(self) -> None:
@@ -186,11 +178,9 @@ class LoadModule(Step, Value):
     is_harmless: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"load the kernel module {self.module}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (f"modprobe {shlex.quote(self.module)}",)
 
     def inverse(self) -> None:

@@ -136,7 +136,6 @@ class SetQuotas(Step, Value):
         return (self.kind, self.subject, self.function, names)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         words = dict.fromkeys(_in_words(change) for change in self.changes)
         verb = "verify " if self.is_check else ""
         return f"{self.device.address}: {self.who}: {verb}{', '.join(words)}"
@@ -159,7 +158,6 @@ class SetQuotas(Step, Value):
         return "memory" in kinds and self.function > 0 and not self.is_check
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         root = HostPath(self.directory)
         if self.is_check:
             return tuple(f"cat {shlex.quote(root / (c.shown or c.name))}" for c in self.changes)
@@ -200,12 +198,10 @@ class SetAutoprobe(Exchange, Value):
     is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         word = "let host drivers bind" if self.after else "keep host drivers from binding"
         return f"{self.device.address}: {word} new virtual functions"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         directory = pci_device(self.device.address)
         return (echo(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
 
@@ -224,12 +220,10 @@ class SetVfCount(FunctionsStep):
     kind: ClassVar[str] = "set-vf-count"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         numbers = _numbers_of(self.vectors) if self.after else ""
         return f"{super().describe()}{f', with {numbers}' if numbers else ''}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         target = pci_device(self.device.address) / "sriov_numvfs"
         clearing = (echo("0", target),) if self.before and self.after else ()
         sharing = [line for share in self.shares for line in share.commands()] if self.after else ()
@@ -255,11 +249,9 @@ class SetVectors(Exchange, Value):
         return (self.kind, self.subject, *changed)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: virtual functions with {_numbers_of(self.after)}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return vector_commands(self.device, self.after)
 
 

@@ -106,13 +106,11 @@ class SetVgpuAttribute(Step, Value):
         return (self.kind, self.subject, self.attribute)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         if self.before == self.after:
             return f"{self.vgpu}: save {self.attribute} ({self.after!r})"
         return f"{self.vgpu}: set {self.attribute} to {self.after!r}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         if self.before == self.after:
             return ()
         text = shlex.quote(self.written.removesuffix("\n"))
@@ -166,11 +164,9 @@ class CreateMdev(_MdevStep):
     deadline: ClassVar[float | None] = UDEV_DEADLINE
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.parent}: create vGPU {self.uuid} of type {self.type_id}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         target = f"{self.parent_path}/mdev_supported_types/{self.type_id}/create"
         return (echo(self.uuid, target),)
 
@@ -192,11 +188,9 @@ class RemoveMdev(_MdevStep):
     kind: ClassVar[str] = "remove-mdev"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.parent}: remove vGPU {self.uuid} of type {self.type_id}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (echo("1", paths.MDEV_DEVICES / self.uuid / "remove"),)
 
     def inverse(self) -> CreateMdev:
@@ -218,13 +212,11 @@ class SetVgpuType(Exchange, Value):
         return (self.kind, self.subject, frozenset({self.before, self.after}))
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         if not self.after:
             return f"{self.device.address}: remove its vGPU of type {self.before}"
         return f"{self.device.address}: create a vGPU of type {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         target = pci_device(self.device.address) / "nvidia/current_vgpu_type"
         return (echo(str(self.after), target),)
 
@@ -239,7 +231,6 @@ class AdoptVgpu(Exchange, Value):
     kind: ClassVar[str] = "adopt-vgpu"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         whose = "vfiomgr's own" if self.after else "not created by vfiomgr"
         return f"{self.device.address}: record its vGPU of type {self.type} as {whose}"
 
@@ -269,7 +260,6 @@ class FunctionsStep(Exchange, Value):
     affects: ClassVar[str] = "functions"
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
 
 
@@ -289,7 +279,6 @@ class RunSriovManage(FunctionsStep):
     deadline: ClassVar[float | None] = PROGRAM_DEADLINE
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (shlex.join(sriov_manage_command(self.device, is_on=bool(self.after))),)
 
 
@@ -308,7 +297,6 @@ class ModeStep(Exchange, Value):
         return ("nvidia-smi", *self.option, value, "-i", address)
 
     def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
         return (shlex.join(self.command()),)
 
 
@@ -321,7 +309,6 @@ class SetHeterogeneous(ModeStep):
     option: ClassVar[tuple[str, ...]] = ("vgpu", "-shm")
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         word = "of different sizes" if self.after else "of one size only"
         return f"{self.device.address}: vGPUs {word}"
 
@@ -338,7 +325,6 @@ class SetMig(ModeStep):
     option: ClassVar[tuple[str, ...]] = ("-mig",)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: MIG {'on' if self.after else 'off'}"
 
 
@@ -350,7 +336,6 @@ class SetPersistence(ModeStep):
     option: ClassVar[tuple[str, ...]] = ("-pm",)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
 
 
@@ -385,11 +370,9 @@ class SetGpuInstances(Exchange, Value):
         return tuple(place for place in self.after if place not in self.before)
 
     def describe(self) -> str:
-        """Describe the step in one line."""
         return self._in_words("create", "destroy", "keep")
 
     def report(self) -> str:
-        """Describe the performed step in one line."""
         return self._in_words("created", "destroyed", "kept")
 
     def _in_words(self, create: str, destroy: str, keep: str) -> str:
