@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vfiomgr import check as library
-from vfiomgr.cli.options import READING, LazyGroup, session_options
+from vfiomgr.cli.options import READING, LazyGroup, flag, session_options
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.session import session_of
@@ -22,12 +22,7 @@ _COMMANDS = {
 
 
 @click.group("check", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
-@click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="Also show passed and skipped checks.",
-)
+@flag("--all", "every", text="Also show passed and skipped checks.")
 @strict_option()
 @session_options(*READING)
 @click.pass_context
@@ -61,7 +56,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
 
 @click.command("console")
 @click.argument("address", required=False, shell_complete=complete_gpu)
-@click.option("--all", "every", is_flag=True, help="Also show passed and skipped checks.")
+@flag("--all", "every", text="Also show passed and skipped checks.")
 @strict_option()
 @session_options(*READING)
 @click.pass_context

@@ -95,6 +95,21 @@ def complete_directory(
     return [CompletionItem(incomplete, type="dir")]
 
 
+def flag(*names: str, text: str) -> Callable[[Any], Any]:
+    """An option without a value."""
+    return click.option(*names, is_flag=True, help=text)
+
+
+def file_option(*names: str, text: str) -> Callable[[Any], Any]:
+    """An option with a file of this machine."""
+    return click.option(*names, metavar="FILE", shell_complete=complete_file, help=text)
+
+
+def directory_option(*names: str, text: str) -> Callable[[Any], Any]:
+    """An option with a directory of this machine."""
+    return click.option(*names, metavar="DIR", shell_complete=complete_directory, help=text)
+
+
 def continuing(
     context: click.Context, parameter: click.Parameter, incomplete: str, names: Candidates
 ) -> Items:
@@ -233,7 +248,7 @@ def _complete_as(
 
 def function_only_option(text: str) -> Callable[[Any], Any]:
     """The option that excludes the other functions of a slot; `text` is its help."""
-    return click.option("--function-only", "only", is_flag=True, help=text)
+    return flag("--function-only", "only", text=text)
 
 
 def allow_option(

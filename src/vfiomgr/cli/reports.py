@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import click
-
+from vfiomgr.cli.options import flag
 from vfiomgr.cli.output import (
     Marked,
     labelled,
@@ -44,7 +43,7 @@ class _Result(Protocol):
 def strict_option() -> Callable[[Any], Any]:
     """The option that makes unknown facts fail a check."""
     text = "Exit with status 1 if a fact that decides the result is unknown."
-    return click.option("--strict", is_flag=True, help=text)
+    return flag("--strict", text=text)
 
 
 def exit_status(*results: _Result, strict: bool) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from vfiomgr.cli.options import flag
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import printable
@@ -164,10 +165,8 @@ def _bar(console: Console) -> Progress:
     )
 
 
-update_initramfs_option = click.option(
-    "--update-initramfs",
-    is_flag=True,
-    help="Rebuild the initramfs if its udev rules change.",
+update_initramfs_option = flag(
+    "--update-initramfs", text="Rebuild the initramfs if its udev rules change."
 )
 
 

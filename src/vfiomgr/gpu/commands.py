@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from vfiomgr.cli.options import CHANGING, allow_option, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import OVERRIDES, Override, refuse
@@ -192,7 +192,7 @@ _EXAMPLE = "vfiomgr vgpu instances 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 @click.command("instances")
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
 @click.argument("profiles", nargs=-1, metavar="[PROFILE=COUNT]...")
-@click.option("--none", "is_none", is_flag=True, help="Destroy all GPU instances; MIG stays on.")
+@flag("--none", "is_none", text="Destroy all GPU instances; MIG stays on.")
 @session_options(*CHANGING)
 @pass_session
 def instances(

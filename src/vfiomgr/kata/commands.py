@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import (
-    FILES,
-    READING,
-    LazyGroup,
-    declared,
-    session_options,
-)
+from vfiomgr.cli.options import FILES, READING, LazyGroup, declared, flag, session_options
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_options
 from vfiomgr.containers.runtimes.model import RuntimeRequest
@@ -64,11 +58,10 @@ def kata() -> None:
     shell_complete=complete_host_file,
     help="Add this OCI runtime, which must be compatible with runc; with --kata, this shim.",
 )
-@click.option(
+@flag(
     "--kata",
     "is_kata",
-    is_flag=True,
-    help=f"Add a handler for Kata, to which a RuntimeClass refers.  [default: {DEFAULT_HANDLER}]",
+    text=f"Add a handler for Kata, to which a RuntimeClass refers.  [default: {DEFAULT_HANDLER}]",
 )
 @click.option(
     "--config",
@@ -77,12 +70,8 @@ def kata() -> None:
     shell_complete=complete_host_file,
     help="With --kata: use this configuration.  [default: its own, else Kata's for GPUs]",
 )
-@click.option(
-    "--set-default",
-    is_flag=True,
-    help="Make it the default runtime of containers.",
-)
-@click.option("--cdi", "enable_cdi", is_flag=True, help="Also enable CDI (implied by --kata).")
+@flag("--set-default", text="Make it the default runtime of containers.")
+@flag("--cdi", "enable_cdi", text="Also enable CDI (implied by --kata).")
 @place_options("the installed one")
 @session_options(*FILES)
 @pass_session
@@ -162,12 +151,7 @@ def _install_kata(
 
 @click.command("uninstall")
 @click.argument("name", required=False, shell_complete=complete_entry)
-@click.option(
-    "--kata",
-    "is_kata",
-    is_flag=True,
-    help=f"Remove a handler of Kata: NAME.  [default: {DEFAULT_HANDLER}]",
-)
+@flag("--kata", "is_kata", text=f"Remove a handler of Kata: NAME.  [default: {DEFAULT_HANDLER}]")
 @place_options("the one with the entry")
 @session_options(*FILES)
 @pass_session

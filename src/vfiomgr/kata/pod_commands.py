@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 import click
 
 from vfiomgr.cli.keywords import Keywords, Option, keywords_of
-from vfiomgr.cli.options import READING, declared, session_options, typed_options
+from vfiomgr.cli.options import READING, declared, flag, session_options, typed_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.guests.model import HOST_FILE
@@ -88,9 +88,7 @@ class _AllOptions(PodKeywords, _ClassOptions, total=False):
 @click.command("pod")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
 @declared(PodKeywords)
-@click.option(
-    "--runtimeclass", "is_class", is_flag=True, help="Print the RuntimeClass instead of pods."
-)
+@flag("--runtimeclass", "is_class", text="Print the RuntimeClass instead of pods.")
 @declared(_ClassOptions)
 @session_options(*READING)
 @pass_session

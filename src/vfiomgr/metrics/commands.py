@@ -6,13 +6,7 @@ from importlib import import_module
 
 import click
 
-from vfiomgr.cli.options import (
-    CHANGING,
-    LazyGroup,
-    complete_directory,
-    complete_file,
-    session_options,
-)
+from vfiomgr.cli.options import CHANGING, LazyGroup, directory_option, file_option, session_options
 from vfiomgr.cli.output import note, print_text
 from vfiomgr.engine.changes import change
 from vfiomgr.errors import forbid_together
@@ -34,13 +28,7 @@ _COMMANDS = {
 
 
 @click.group("metrics", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
-@click.option(
-    "--output",
-    "out",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write the metrics to a file, and remember the devices.",
-)
+@file_option("--output", "out", text="Write the metrics to a file, and remember the devices.")
 @session_options("root", "snapshot")
 @click.pass_context
 def metrics(context: click.Context, *, out: str | None) -> None:
@@ -81,11 +69,8 @@ def metrics(context: click.Context, *, out: str | None) -> None:
 
 
 @click.command("install")
-@click.option(
-    "--directory",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help="The directory that node-exporter reads.  [default: that of its package]",
+@directory_option(
+    "--directory", text="The directory that node-exporter reads.  [default: that of its package]"
 )
 @session_options(*CHANGING)
 @pass_session

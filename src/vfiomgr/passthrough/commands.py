@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, Unpack
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.options import (
-    CHANGING,
-    allow_option,
-    declared,
-    session_options,
-)
+from vfiomgr.cli.options import CHANGING, allow_option, declared, flag, session_options
 from vfiomgr.cli.output import note, say
 from vfiomgr.desktop.service import DetachedRun, agreed_sessions, is_in_session
 from vfiomgr.desktop.steps import EndSession
@@ -41,18 +36,9 @@ from vfiomgr.passthrough.persist_commands import import_driverctl, remove_rules,
 from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.named import (
-    keeps_files,
-    own_program,
-)
-from vfiomgr.persistence.steps import (
-    RebuildInitramfs,
-    ReplaceFile,
-)
-from vfiomgr.snapshot.completion import (
-    complete_address,
-    complete_assignable,
-)
+from vfiomgr.persistence.named import keeps_files, own_program
+from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile
+from vfiomgr.snapshot.completion import complete_address, complete_assignable
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted, is_uuid
 from vfiomgr.users.released import read_released
@@ -106,10 +92,8 @@ def _refuse_name(text: str) -> None:
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_assignable)
 @_match_option
 @declared(BindOptions)
-@click.option(
-    "--driverctl", is_flag=True, help="With --persist: import the VFIO entries of driverctl."
-)
-@click.option("--reserve", is_flag=True, help="Only keep compositors off a card for guests.")
+@flag("--driverctl", text="With --persist: import the VFIO entries of driverctl.")
+@flag("--reserve", text="Only keep compositors off a card for guests.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -235,10 +219,8 @@ def _require_import(*, is_alone: bool, persist: bool) -> None:
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
 @_match_option
 @declared(UnbindOptions)
-@click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
-@click.option(
-    "--all", "every", is_flag=True, help="With --forget-only: all except those of a layout."
-)
+@flag("--forget-only", text="Only remove these rules; keep the drivers.")
+@flag("--all", "every", text="With --forget-only: all except those of a layout.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -323,7 +305,7 @@ def _move(
 @click.option(
     "--method", type=click.Choice(RESET_METHODS), help="Use this method for this reset only."
 )
-@click.option("--with-bus", is_flag=True, help="Reset all devices on its bus (Linux 6.13).")
+@flag("--with-bus", text="Reset all devices on its bus (Linux 6.13).")
 @allow_option(*OVERRIDES)
 @session_options(*CHANGING, "yes")
 @pass_session

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, declared, session_options
+from vfiomgr.cli.options import READING, declared, flag, session_options
 from vfiomgr.cli.output import (
     note,
     print_document,
@@ -41,12 +41,8 @@ def qemu() -> None:
     shell_complete=complete_device,
 )
 @declared(QemuOptions)
-@click.option(
-    "--check", "is_check", is_flag=True, help="Check the guest as `check domain` does instead."
-)
-@click.option(
-    "--readconfig", is_flag=True, help="Print a file for -readconfig, and -cpu as a note."
-)
+@flag("--check", "is_check", text="Check the guest as `check domain` does instead.")
+@flag("--readconfig", text="Print a file for -readconfig, and -cpu as a note.")
 @click.option(
     "--qemu-version",
     metavar="VERSION",

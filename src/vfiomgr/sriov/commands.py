@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import click
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
-from vfiomgr.cli.options import CHANGING, READING, WholeNumber, declared, session_options
+from vfiomgr.cli.options import CHANGING, READING, WholeNumber, declared, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
@@ -242,7 +242,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @sriov.command("set")
 @click.argument("address", shell_complete=complete_sriov)
 @click.argument("count", required=False, type=WholeNumber(min=0))
-@click.option("--autoprobe", is_flag=True, help="Let host drivers bind the new functions.")
+@flag("--autoprobe", text="Let host drivers bind the new functions.")
 @click.option(
     "--vf-msix",
     type=WholeNumber(1, _MOST_VECTORS),
@@ -250,7 +250,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
     help="Set the MSI-X vectors of each VF.",
 )
 @declared(QuotaOptions)
-@click.option("--physical", is_flag=True, help="Change the quotas of the physical function itself.")
+@flag("--physical", text="Change the quotas of the physical function itself.")
 @session_options(*CHANGING)
 @pass_session
 def set_count(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.options import file_option, flag, session_options
 from vfiomgr.cli.output import document_text, note, print_text
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -38,21 +38,14 @@ _BY_SUFFIX: dict[str, Form] = {
 
 @click.command("topology")
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1, shell_complete=complete_address)
-@click.option(
-    "--all", "unfold", is_flag=True, help="Show all virtual functions, ports and chipset functions."
-)
+@flag("--all", "unfold", text="Show all virtual functions, ports and chipset functions.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(get_args(Form)),
     help="Output format.  [default: by the name of FILE, or tree]",
 )
-@click.option(
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write to FILE instead of standard output.",
-)
+@file_option("--output", text="Write to FILE instead of standard output.")
 @session_options("root", "snapshot")
 @pass_session
 def topology(

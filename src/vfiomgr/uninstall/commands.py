@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.options import CHANGING, flag, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.engine.changes import change, confirm, host_of
 from vfiomgr.errors import forbid_alone
@@ -14,7 +14,7 @@ from vfiomgr.uninstall.found import find, finish
 
 
 @click.command("uninstall")
-@click.option("--unbind", is_flag=True, help="Also return devices to their original drivers.")
+@flag("--unbind", text="Also return devices to their original drivers.")
 @click.option(
     "--keep",
     metavar="ADDRESS",

@@ -13,6 +13,8 @@ from vfiomgr.cli.options import (
     LazyGroup,
     complete_file,
     declared,
+    file_option,
+    flag,
     session_options,
 )
 from vfiomgr.cli.output import (
@@ -187,13 +189,8 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
 @click.command("generate")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
 @declared(library.CdiOptions)
-@click.option(
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write to FILE on this machine; use --write for a --root.",
-)
-@click.option("--write", is_flag=True, help="Write it where container runtimes look.")
+@file_option("--output", text="Write to FILE on this machine; use --write for a --root.")
+@flag("--write", text="Write it where container runtimes look.")
 @click.option(
     "--lifetime",
     type=click.Choice(tuple(DIRECTORIES)),
@@ -331,8 +328,8 @@ def _cells(entry: CdiEntry) -> tuple[str, ...]:
     shell_complete=complete_cdi_kind,
     help="Remove only devices of this kind.",
 )
-@click.option("--all", "every", is_flag=True, help="Remove all devices that vfiomgr wrote.")
-@click.option("--stale", is_flag=True, help="Remove devices that are no longer available.")
+@flag("--all", "every", text="Remove all devices that vfiomgr wrote.")
+@flag("--stale", text="Remove devices that are no longer available.")
 @session_options(*CHANGING)
 @pass_session
 def remove(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.options import WholeNumber, complete_file, session_options, with_options
+from vfiomgr.cli.options import WholeNumber, file_option, flag, session_options, with_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import Refusal, UsageError
@@ -76,11 +76,8 @@ def _choices(command: Callable[..., Any]) -> Callable[..., Any]:
             default=True,
             help="Prefer hosts with the fewest, or with the most, free GPUs.  [default: pack]",
         ),
-        click.option(
-            "--reservations",
-            metavar="FILE",
-            shell_complete=complete_file,
-            help="Leave out what FILE reserves: hosts, GPUs, memory (YAML).",
+        file_option(
+            "--reservations", text="Leave out what FILE reserves: hosts, GPUs, memory (YAML)."
         ),
     )
 
@@ -111,14 +108,14 @@ def _choices(command: Callable[..., Any]) -> Callable[..., Any]:
     shell_complete=_complete_with(lambda gpu: [one.name for one in gpu.instances]),
     help="New GPU instances of a profile on GPUs in MIG mode; repeatable.",
 )
-@click.option("--same-numa", is_flag=True, help="GPUs, memory and CPUs on one NUMA node.")
+@flag("--same-numa", text="GPUs, memory and CPUs on one NUMA node.")
 @click.option("--memory", metavar="SIZE", help="Free memory of the host.")
 @click.option("--hugepages", metavar="SIZE", help="Memory in free huge pages of this size.")
 @click.option(
     "--vcpus", "cpus", type=WholeNumber(0), default=0, metavar="N", help="CPUs of the host."
 )
 @_choices
-@click.option("--all", "every", is_flag=True, help="List every host, with the reason.")
+@flag("--all", "every", text="List every host, with the reason.")
 @session_options("format")
 @pass_session
 def place(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.options import complete_file, file_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.reports import strict_option
 from vfiomgr.cli.table import cut, wrapped
@@ -47,12 +47,10 @@ def _complete_layout(
 
 @click.command("list")
 @directories()
-@click.option(
+@file_option(
     "--with-layout",
     "layout_file",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Compare with the layout in FILE instead of those that are installed on the hosts.",
+    text="Compare with the layout in FILE instead of those that are installed on the hosts.",
 )
 @click.option(
     "--layout",

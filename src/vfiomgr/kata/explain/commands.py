@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, declared, session_options
-from vfiomgr.cli.output import (
-    Marked,
-    finding_document,
-    print_document,
-    say,
-)
+from vfiomgr.cli.options import READING, declared, flag, session_options
+from vfiomgr.cli.output import Marked, finding_document, print_document, say
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pod import POD_TEMPLATES
@@ -187,7 +182,7 @@ def _verdict(item: KataTrace) -> str:
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_device_or_file)
 @declared(ExplainOptions)
-@click.option("--all", "every", is_flag=True, help="Also show the steps of pods without problems.")
+@flag("--all", "every", text="Also show the steps of pods without problems.")
 @strict_option()
 @session_options(*READING, "verbose")
 @click.pass_context
@@ -239,7 +234,7 @@ def explain(
     "kata-vfio; then the first file in /etc/kata-containers or Kata's defaults; then an installed "
     "configuration that plugs devices]",
 )
-@click.option("--all", "every", is_flag=True, help="Also show passed and skipped checks.")
+@flag("--all", "every", text="Also show passed and skipped checks.")
 @strict_option()
 @session_options(*READING)
 @click.pass_context

@@ -16,6 +16,7 @@ from vfiomgr.cli.options import (
     READING,
     allow_option,
     complete_file,
+    flag,
     session_options,
     with_options,
 )
@@ -96,10 +97,9 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(function, file, layout_option, allow_option(*OVERRIDES))
 
 
-adopt_option = click.option(
+adopt_option = flag(
     "--adopt",
-    is_flag=True,
-    help="Record vGPUs of other tools that fit the layout as vfiomgr's own, and name these tools.",
+    text="Record vGPUs of other tools that fit the layout as vfiomgr's own, and name these tools.",
 )
 
 
@@ -157,7 +157,7 @@ def plan(
 @click.command("apply")
 @of_layout
 @adopt_option
-@click.option("--keep-going", is_flag=True, help="Apply as much as possible, even if a part fails.")
+@flag("--keep-going", text="Apply as much as possible, even if a part fails.")
 @session_options(*CHANGING)
 @pass_session
 def apply(
@@ -260,7 +260,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
     help="Print the devices for guests as configuration of nova, KubeVirt, Proxmox VE or Incus.",
 )
 @click.option("--node", metavar="NAME", help="With --for proxmox: this host's name in the cluster.")
-@click.option("--addresses", is_flag=True, help="Select by address, and name vGPUs by UUID.")
+@flag("--addresses", text="Select by address, and name vGPUs by UUID.")
 @session_options(*READING)
 @pass_session
 def export(

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    allow_option,
+    complete_file,
+    file_option,
+    flag,
+    session_options,
+)
 from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
-from vfiomgr.engine.changes import (
-    plan_or_apply,
-    print_outcome,
-    update_initramfs_option,
-)
+from vfiomgr.engine.changes import plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
@@ -48,13 +52,10 @@ if TYPE_CHECKING:
 @click.argument("file", shell_complete=complete_file)
 @layout_option
 @allow_option(*OVERRIDES, text="Override a safety check at each boot; in-use: only now.")
-@click.option(
-    "--enforce", is_flag=True, help="Also correct drift after the boot (layout watch --enforce)."
-)
-@click.option(
+@flag("--enforce", text="Also correct drift after the boot (layout watch --enforce).")
+@flag(
     "--adopt",
-    is_flag=True,
-    help="Replace driverctl's entries for its devices, and adopt vGPUs at boot (apply --adopt).",
+    text="Replace driverctl's entries for its devices, and adopt vGPUs at boot (apply --adopt).",
 )
 @update_initramfs_option
 @session_options(*CHANGING)
@@ -143,7 +144,7 @@ def _print_schema(session: Session) -> None:
 
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
-@click.option("--schema", "is_schema", is_flag=True, help="Print the JSON schema of layout files.")
+@flag("--schema", "is_schema", text="Print the JSON schema of layout files.")
 @session_options(*READING)
 @click.pass_context
 def validate(context: click.Context, files: tuple[str, ...], *, is_schema: bool) -> None:
@@ -231,12 +232,10 @@ def _print_validated(item: dict[str, Any]) -> None:
 
 @click.command("import")
 @click.argument("files", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
-@click.option(
+@file_option(
     "--vgpu-device-manager",
     "configuration",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Import a vGPU Device Manager configuration too; - reads from a pipe.",
+    text="Import a vGPU Device Manager configuration too; - reads from a pipe.",
 )
 @click.option(
     "--board",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from vfiomgr.cli.garbage import collect_as_usual
-from vfiomgr.cli.options import CHANGING, allow_option, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, complete_file, flag, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
@@ -40,7 +40,7 @@ _Told = TypeVar("_Told")
 @click.command("watch")
 @click.argument("file", required=False, shell_complete=complete_file)
 @layout_option
-@click.option("--enforce", is_flag=True, help="Correct drift.")
+@flag("--enforce", text="Correct drift.")
 @allow_option(*OVERRIDES, text="Override a safety check (a failure message names it).")
 @session_options(*CHANGING)
 @pass_session

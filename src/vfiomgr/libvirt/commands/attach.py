@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import CHANGING, declared, function_only_option, session_options
+from vfiomgr.cli.options import CHANGING, declared, flag, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import cut
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
@@ -39,7 +39,7 @@ _DEVICES = click.argument(
 @_DOMAIN
 @_DEVICES
 @declared(ScopeOptions)
-@click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
+@flag("--managed", text="Let libvirt bind and unbind, instead of vfiomgr.")
 @function_only_option("Leave the other functions of the slot out.")
 @click.option(
     "--allow",

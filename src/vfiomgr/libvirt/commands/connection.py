@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from vfiomgr.cli.options import Options, complete_file
+from vfiomgr.cli.options import Options, complete_file, flag
 from vfiomgr.errors import UsageError, VfiomgrError, forbid_together
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import Connection, connect
@@ -65,8 +65,8 @@ def libvirt_options(function: Callable[..., None]) -> Callable[..., None]:
         function(*arguments, uri=_chosen_uri(click.get_current_context()), **options)
 
     with_uri = _connect_option("Use this libvirt; implies --libvirt.")(command)
-    flag = click.option("--libvirt", is_flag=True, help="Use the node devices of libvirt.")
-    return cast("Callable[..., None]", flag(with_uri))
+    choice = flag("--libvirt", text="Use the node devices of libvirt.")
+    return cast("Callable[..., None]", choice(with_uri))
 
 
 def _chosen_uri(context: click.Context) -> str | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, declared, session_options
+from vfiomgr.cli.options import READING, declared, flag, session_options
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.libvirt.backend import LibvirtBackend
 from vfiomgr.libvirt.build.named import DomainOptions
@@ -38,7 +38,7 @@ def complete_audio(
 @click.command("domain")
 @click.argument("name")
 @declared(DomainOptions)
-@click.option("--explain", is_flag=True, help="Add the reason for each part as a comment.")
+@flag("--explain", text="Add the reason for each part as a comment.")
 @version_options
 @session_options(*READING)
 @pass_session

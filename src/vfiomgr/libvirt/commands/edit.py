@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from vfiomgr.cli.keywords import fields_of
 from vfiomgr.cli.options import (
     CHANGING,
-    complete_file,
     declared,
+    file_option,
+    flag,
     function_only_option,
     session_options,
     typed_options,
@@ -254,18 +255,9 @@ _DEVICE = "ADDRESS|UUID"
     shell_complete=complete_device,
     help="Remove this device before others are added; repeatable.",
 )
-@click.option(
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write to this file instead; - for a pipe.",
-)
-@click.option(
-    "--no-video",
-    is_flag=True,
-    help="Remove the emulated graphics card, once a GPU shows the screen.",
-)
-@click.option("--define", is_flag=True, help="Define the domain of FILE in libvirt.")
+@file_option("--output", text="Write to this file instead; - for a pipe.")
+@flag("--no-video", text="Remove the emulated graphics card, once a GPU shows the screen.")
+@flag("--define", text="Define the domain of FILE in libvirt.")
 @declared(DeviceOptions)
 @function_only_option("Leave the other functions of the slot unchanged.")
 @version_options

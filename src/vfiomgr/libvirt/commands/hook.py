@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.options import CHANGING, flag, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import STANDARD_INPUT
@@ -81,15 +81,11 @@ def hook() -> None:
 
 @hook.command("install")
 @_DOMAINS
-@click.option("--release", is_flag=True, help="Have the desktop release displays (bind --release).")
-@click.option(
-    "--end-sessions",
-    is_flag=True,
-    help="With --release: end sessions, also if compositors can close it.",
-)
-@click.option("--isolate-cpus", is_flag=True, help="Keep the host off the guest's CPUs.")
-@click.option("--hugepages", is_flag=True, help="Allocate the guest's huge pages.")
-@click.option("--interrupts", is_flag=True, help="Keep its devices' interrupts on its CPUs.")
+@flag("--release", text="Have the desktop release displays (bind --release).")
+@flag("--end-sessions", text="With --release: end sessions, also if compositors can close it.")
+@flag("--isolate-cpus", text="Keep the host off the guest's CPUs.")
+@flag("--hugepages", text="Allocate the guest's huge pages.")
+@flag("--interrupts", text="Keep its devices' interrupts on its CPUs.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -140,7 +136,7 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str, **settings:
 
 @hook.command("uninstall")
 @_DOMAINS
-@click.option("--all", "every", is_flag=True, help="Uninstall it even if domains use it.")
+@flag("--all", "every", text="Uninstall it even if domains use it.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import (
-    or_dash,
-    print_document,
-    print_findings,
-    report_document,
-    say,
-)
+from vfiomgr.cli.options import READING, flag, session_options
+from vfiomgr.cli.output import or_dash, print_document, print_findings, report_document, say
 from vfiomgr.cli.reports import counts, exit_status, note_not_checked, strict_option, summary
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.checks import blocked_reasons, check_domain_migration
@@ -54,10 +48,9 @@ class _Target(HostSource):
     shell_complete=complete_host_file,
     help="Check this host as the target: a file of vfiomgr snapshot; repeatable.",
 )
-@click.option(
+@flag(
     "--ask-qemu",
-    is_flag=True,
-    help="Also ask QEMU of the running domain why it refuses to migrate (QEMU 6.0). libvirt then "
+    text="Also ask QEMU of the running domain why it refuses to migrate (QEMU 6.0). libvirt then "
     "marks the domain as tainted (custom-monitor) until it is shut off.",
 )
 @strict_option()

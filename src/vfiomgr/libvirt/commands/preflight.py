@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, print_document, print_findings, report_document, say
-from vfiomgr.cli.reports import (
-    exit_status,
-    note_not_checked,
-    say_unknown,
-    strict_option,
-    summary,
-)
+from vfiomgr.cli.reports import exit_status, note_not_checked, say_unknown, strict_option, summary
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
@@ -50,7 +44,7 @@ class _Judged(Value):
 
 @click.command("preflight")
 @click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain_or_file)
-@click.option("--all", "every", is_flag=True, help="Check all domains of libvirt.")
+@flag("--all", "every", text="Check all domains of libvirt.")
 @strict_option()
 @connect_option
 @session_options(*READING, "timeout", "verbose")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import CHANGING, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, file_option, flag, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.definitions.completion import complete_defined_or_active, complete_definition
 from vfiomgr.definitions.model import Configuration, canonical, read_configuration
@@ -78,12 +78,7 @@ _names = click.argument(
     metavar="NAME=VALUE",
     help="Attribute to write at start; replaces all defined ones.",
 )
-@click.option(
-    "--jsonfile",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Read type, start and attributes in mdevctl's format.",
-)
+@file_option("--jsonfile", text="Read type, start and attributes in mdevctl's format.")
 @libvirt_options
 @session_options(*CHANGING)
 @pass_session
@@ -288,7 +283,7 @@ def _changed(outcome: Outcome) -> list[str]:
 
 
 @click.command("restore", hidden=True)
-@click.option("--boot", is_flag=True, help="Leave to mdevctl what it starts at boot.")
+@flag("--boot", text="Leave to mdevctl what it starts at boot.")
 @parent_option("Only vGPUs of this device.")
 @session_options(*CHANGING)
 @click.pass_context

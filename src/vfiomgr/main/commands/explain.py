@@ -12,15 +12,8 @@ from msgspec.structs import replace
 from vfiomgr import check as library
 from vfiomgr import kata
 from vfiomgr.check.log_rules import on_host
-from vfiomgr.cli.options import READING, complete_file, session_options
-from vfiomgr.cli.output import (
-    diagnostic_document,
-    labelled,
-    note,
-    print_document,
-    print_table,
-    say,
-)
+from vfiomgr.cli.options import READING, file_option, session_options
+from vfiomgr.cli.output import diagnostic_document, labelled, note, print_document, print_table, say
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.text import log_of, source_of
@@ -92,11 +85,8 @@ def _complete_rule(
 
 @click.command("explain")
 @click.argument("words", nargs=-1, metavar="[RULE|MESSAGE]", shell_complete=_complete_rule)
-@click.option(
-    "--log",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Explain each known message in a log, also in gzip; - is the standard input.",
+@file_option(
+    "--log", text="Explain each known message in a log, also in gzip; - is the standard input."
 )
 @session_options(*READING)
 @pass_session

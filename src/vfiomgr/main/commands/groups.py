@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from vfiomgr.cli.listing import print_names, view_options
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.listing import first_of
@@ -39,7 +39,7 @@ _USUAL = tuple(column.heading for column in _COLUMNS)
 
 
 @click.command("groups")
-@click.option("--all", "every", is_flag=True, help="Groups of PCIe ports and bridges too.")
+@flag("--all", "every", text="Groups of PCIe ports and bridges too.")
 @filter_options
 @view_options(_COLUMNS)
 @session_options(*READING)

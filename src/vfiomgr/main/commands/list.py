@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.listing import PLAIN_VIEW, print_names, view_options
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, unknown_users
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
@@ -36,13 +36,9 @@ _UNKNOWN = "unknown"
 
 
 @click.command("list")
-@click.option(
-    "--all", "every", is_flag=True, help="All PCI devices, not only GPUs and accelerators."
-)
-@click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
-@click.option(
-    "--persistent", is_flag=True, help="List functions that are bound at each boot, or reserved."
-)
+@flag("--all", "every", text="All PCI devices, not only GPUs and accelerators.")
+@flag("--vfs", text="List each virtual function (VF) on a line of its own.")
+@flag("--persistent", text="List functions that are bound at each boot, or reserved.")
 @filter_options
 @view_options(_COLUMNS)
 @session_options(*READING)

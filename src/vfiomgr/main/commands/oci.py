@@ -11,6 +11,7 @@ from vfiomgr.cli.options import (
     FILES,
     LazyGroup,
     complete_directory,
+    flag,
     function_only_option,
     session_options,
 )
@@ -146,7 +147,7 @@ def _inject_options(function: Callable[..., Any]) -> Callable[..., Any]:
     shell_complete=complete_device,
     help="Remove this device; repeatable.",
 )
-@click.option("--remove-all", is_flag=True, help="Remove all devices that were added.")
+@flag("--remove-all", text="Remove all devices that were added.")
 @_inject_options
 @session_options(*FILES)
 @pass_session

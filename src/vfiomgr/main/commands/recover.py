@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import CHANGING, allow_option, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, flag, session_options
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.diagnostic import REVERSIBLE
 from vfiomgr.engine.changes import host_of
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command("recover")
-@click.option("--undo", is_flag=True, help="Roll back all operations.")
-@click.option("--finish", is_flag=True, help="Finish the operations.")
+@flag("--undo", text="Roll back all operations.")
+@flag("--finish", text="Finish the operations.")
 @allow_option(*REVERSIBLE)
 @session_options(*CHANGING)
 @pass_session

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import READING, complete_file, session_options
+from vfiomgr.cli.options import READING, complete_file, file_option, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.text import bytes_of
@@ -43,12 +43,7 @@ def rom() -> None:
 
 @rom.command("dump")
 @click.argument("address", shell_complete=complete_address)
-@click.option(
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write to FILE.  [default: ADDRESS.rom in this directory]",
-)
+@file_option("--output", text="Write to FILE.  [default: ADDRESS.rom in this directory]")
 @session_options(*READING, "dry_run")
 @pass_session
 def dump(session: Session, *, address: str, output: str | None) -> None:
@@ -87,12 +82,7 @@ def dump(session: Session, *, address: str, output: str | None) -> None:
     shell_complete=complete_address,
     help="Check whether the ROM is for this device.",
 )
-@click.option(
-    "--output",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Write the ROM without the header of a flash tool to FILE.",
-)
+@file_option("--output", text="Write the ROM without the header of a flash tool to FILE.")
 @session_options(*READING)
 @pass_session
 def check(session: Session, *, file: str, device: str | None, output: str | None) -> None:

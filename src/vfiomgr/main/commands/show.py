@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
 from vfiomgr.diagnostic import READ_IT, refuse_if_any
 from vfiomgr.engine.host import tell_of_cut_off_runs
@@ -358,10 +358,9 @@ def _size(size: int) -> str:
 
 
 @click.command("snapshot")
-@click.option(
+@flag(
     "--redact",
-    is_flag=True,
-    help="Replace serial numbers, UUIDs, MAC and IP addresses, and the names of hosts, guests, "
+    text="Replace serial numbers, UUIDs, MAC and IP addresses, and the names of hosts, guests, "
     "pods and users, for a public report.",
 )
 @session_options(*READING)

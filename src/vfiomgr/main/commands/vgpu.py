@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.options import (
-    READING,
-    session_options,
-)
+from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.definitions.listing import list_defined
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
@@ -33,8 +30,8 @@ for _command in (create, remove, instances, mode):
 
 
 @vgpu.command("list")
-@click.option("--defined", is_flag=True, help="List definitions, active or not.")
-@click.option("--types", is_flag=True, help="List types, and how many more fit on each GPU.")
+@flag("--defined", text="List definitions, active or not.")
+@flag("--types", text="List types, and how many more fit on each GPU.")
 @parent_option("Only types of this GPU or virtual function.")
 @libvirt_options
 @session_options(*READING, "timeout")

@@ -8,9 +8,10 @@ import click
 
 from vfiomgr.cli.options import (
     READING,
-    complete_directory,
-    complete_file,
     declared,
+    directory_option,
+    file_option,
+    flag,
     session_options,
 )
 from vfiomgr.cli.output import note, print_text
@@ -54,12 +55,7 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     type=click.Choice(DISTRIBUTIONS),
     help="Use the kubelet's paths in this distribution.  [default: as on this host]",
 )
-@click.option(
-    "--kubelet-root",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help="Use this --root-dir of the kubelet.",
-)
+@directory_option("--kubelet-root", text="Use this --root-dir of the kubelet.")
 @click.option(
     "--image",
     metavar="IMAGE",
@@ -75,45 +71,32 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     metavar="KEY=VALUE",
     help="Select the prepared nodes by label.  [default: all Linux nodes]",
 )
-@click.option(
-    "--selinux", is_flag=True, help="Use SELinux's type for device plugins, on nodes with SELinux."
-)
-@click.option(
-    "--events", is_flag=True, help="Let the agent write events of its node, with a token for that."
-)
-@click.option(
+@flag("--selinux", text="Use SELinux's type for device plugins, on nodes with SELinux.")
+@flag("--events", text="Let the agent write events of its node, with a token for that.")
+@flag(
     "--dra",
-    is_flag=True,
-    help="Add the DRA driver: the agent publishes devices and prepares claims, with a token.",
+    text="Add the DRA driver: the agent publishes devices and prepares claims, with a token.",
 )
-@click.option(
+@flag(
     "--binding-conditions",
-    is_flag=True,
-    help="With --dra: let the agent bind devices before it gets their pods; it watches pods.",
+    text="With --dra: let the agent bind devices before it gets their pods; it watches pods.",
 )
-@click.option(
+@flag(
     "--binder",
-    is_flag=True,
-    help="With --dra: add pods with the rights to bind devices for claims (state: on-demand).",
+    text="With --dra: add pods with the rights to bind devices for claims (state: on-demand).",
 )
-@click.option(
+@flag(
     "--stop-gpu-operator",
     "gpu_operator",
-    is_flag=True,
-    help="Let the agent stop the GPU Operator's monitoring during a bind (stop: gpu-operator).",
+    text="Let the agent stop the GPU Operator's monitoring during a bind (stop: gpu-operator).",
 )
-@click.option(
+@flag(
     "--no-daemon-set",
     "as_services",
-    is_flag=True,
-    help="With --dra: leave the DaemonSet out, where the agents are services.",
+    text="With --dra: leave the DaemonSet out, where the agents are services.",
 )
-@click.option(
-    "--with-layout",
-    "file",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Add privileged pods that apply the layout in FILE to the nodes.",
+@file_option(
+    "--with-layout", "file", text="Add privileged pods that apply the layout in FILE to the nodes."
 )
 @click.option(
     "--layout",

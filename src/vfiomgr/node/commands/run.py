@@ -16,9 +16,10 @@ from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.cli.options import (
     Seconds,
-    complete_directory,
     complete_file,
     declared,
+    directory_option,
+    flag,
     session_options,
 )
 from vfiomgr.cli.output import note
@@ -143,9 +144,7 @@ def _complete_layout(
 
 @click.command("run")
 @declared(NamingOptions)
-@click.option(
-    "--reset", "resets", is_flag=True, help="Reset devices before a container starts with them."
-)
+@flag("--reset", "resets", text="Reset devices before a container starts with them.")
 @click.option(
     "--layout",
     metavar="NAME",
@@ -157,11 +156,9 @@ def _complete_layout(
     metavar="ADDRESS",
     help="Serve /metrics, /healthz and /readyz on HOST:PORT or unix:PATH.",
 )
-@click.option(
+@directory_option(
     "--plugin-directory",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help=f"The kubelet's directory of device plugins.  [default: {PLUGIN_DIRECTORY}]",
+    text=f"The kubelet's directory of device plugins.  [default: {PLUGIN_DIRECTORY}]",
 )
 @click.option(
     "--pod-resources",
@@ -169,39 +166,26 @@ def _complete_layout(
     shell_complete=complete_file,
     help=f"The kubelet's socket of pod resources.  [default: {POD_RESOURCES}]",
 )
-@click.option(
+@directory_option(
     "--events",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help="Write events of the node with the token and ca.crt in DIR, e.g. of a service account.",
+    text="Write events of the node with the token and ca.crt in DIR, e.g. of a service account.",
 )
-@click.option(
-    "--dra", "has_dra", is_flag=True, help="Also serve ResourceClaims, as driver vfiomgr.io."
-)
-@click.option(
+@flag("--dra", "has_dra", text="Also serve ResourceClaims, as driver vfiomgr.io.")
+@flag(
     "--binding-conditions",
     "binds_early",
-    is_flag=True,
-    help="With --dra: bind devices before the scheduler places their pods (Kubernetes 1.36).",
+    text="With --dra: bind devices before the scheduler places their pods (Kubernetes 1.36).",
 )
-@click.option(
-    "--credentials",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help=f"The token and ca.crt for --dra.  [default: {SERVICE_ACCOUNT}]",
+@directory_option(
+    "--credentials", text=f"The token and ca.crt for --dra.  [default: {SERVICE_ACCOUNT}]"
 )
-@click.option(
-    "--kubelet-root",
-    metavar="DIR",
-    shell_complete=complete_directory,
-    help=f"The kubelet's --root-dir, for --dra.  [default: {KUBELET_DIRECTORY}]",
+@directory_option(
+    "--kubelet-root", text=f"The kubelet's --root-dir, for --dra.  [default: {KUBELET_DIRECTORY}]"
 )
 @_seconds("--scan-interval", _AGENT.scan.interval, "Least time between scans without events.")
 @_seconds("--pods-interval", _AGENT.pods_interval, "Time between questions about pods.")
 @_seconds("--debounce", _AGENT.debounce, "Time until a device is reported as unhealthy.")
-@click.option(
-    "--once", is_flag=True, help="Only write the CDI specifications and the labels of the node."
-)
+@flag("--once", text="Only write the CDI specifications and the labels of the node.")
 @session_options("root", "verbose")
 @pass_session
 def run(
@@ -337,7 +321,7 @@ _of_layout = click.option("--layout", metavar="NAME", help="Name of the layout o
 
 
 @click.command("create", hidden=True)
-@click.option("--bind-only", is_flag=True, help="Only bind devices of the layout, and return them.")
+@flag("--bind-only", text="Only bind devices of the layout, and return them.")
 @_of_layout
 @session_options("root")
 @pass_session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import complete_file, declared, session_options
+from vfiomgr.cli.options import complete_file, declared, file_option, flag, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.table import wrapped
@@ -37,12 +37,10 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_file,
     help="Place the pods in FILE, with its claims and classes.",
 )
-@click.option(
+@file_option(
     "--with-layout",
     "layout_file",
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="The layout of the nodes: resources, and devices that claims bind.",
+    text="The layout of the nodes: resources, and devices that claims bind.",
 )
 @click.option(
     "--layout",
@@ -51,13 +49,12 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_layout,
     help="Name of the layout, if FILE has several.",
 )
-@click.option(
+@flag(
     "--compatibility-groups",
     "has_groups",
-    is_flag=True,
-    help="The cluster has the feature gate DRADeviceCompatibilityGroups (Kubernetes 1.37).",
+    text="The cluster has the feature gate DRADeviceCompatibilityGroups (Kubernetes 1.37).",
 )
-@click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
+@flag("--allow-pending", text="Exit with status 0 even if pods stay pending.")
 @strict_option()
 @declared(NamingOptions)
 @session_options("format")

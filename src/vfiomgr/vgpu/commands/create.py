@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import (
-    CHANGING,
-    allow_option,
-    declared,
-    session_options,
-)
+from vfiomgr.cli.options import CHANGING, allow_option, declared, flag, session_options
 from vfiomgr.cli.output import note, say
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.snapshot.session import Session, pass_session
@@ -70,7 +65,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
 
 @click.command("remove")
 @click.argument("name", nargs=-1, shell_complete=complete_vgpu)
-@click.option("--all", "every", is_flag=True, help="Remove all vGPUs created by vfiomgr.")
+@flag("--all", "every", text="Remove all vGPUs created by vfiomgr.")
 @parent_option("With --all: only vGPUs of this device.")
 @allow_option("in-use", text="Try even if a guest uses the vGPU (see --timeout).")
 @session_options(*CHANGING)
