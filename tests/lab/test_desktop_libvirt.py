@@ -75,9 +75,10 @@ def start_guest(screen: Screen) -> int:
     return int(_QEMU_PID.read_text())
 
 
-def start_hook(screen: Screen) -> tuple[subprocess.Popen[bytes], int]:
+def start_hook(screen: Screen) -> tuple[subprocess.Popen[str], int]:
     """Start the guest until its hook is at work; returns virsh and the process of vfiomgr."""
-    starting = subprocess.Popen(("virsh", "--connect", daemon.URI, "start", hooked.NAME))
+    command = ("virsh", "--connect", daemon.URI, "start", hooked.NAME)
+    starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: bool(TREE.children(RELEASED)))
     assert screen.driver != "vfio-pci"
     return starting, min(_hooks())
@@ -118,7 +119,10 @@ def test_the_hook_is_killed(screen: Screen) -> None:
     starting, hook = start_hook(screen)
     since = kill(hook)
     show("hook killed", screen, since)
-    assert starting.wait() == 1
+    _, said = starting.communicate()
+    assert starting.returncode == 1
+    assert "undone: " in said, said
+    assert "error: no such" not in said, said
 
 
 def test_libvirtd_is_killed_while_the_guest_runs(screen: Screen) -> None:

@@ -70,7 +70,7 @@ xml=$(cat)
 printf '%s' "$xml" | {words} libvirt hook run -- "$@"
 status=$?
 # Killed: end what it left half done, so that devices and the screen return to the host.
-[ "$status" -lt 128 ] || {words} recover --yes </dev/null >&2
+[ "$status" -lt 128 ] || {words} --yes recover </dev/null >&2
 # libvirt itself was killed meanwhile: it will neither start the guest nor release its devices.
 if [ "$2" = {PREPARE} ] && [ ! -e "/proc/$PPID" ]; then
     printf '%s' "$xml" | {words} libvirt hook run -- "$1" {RELEASE} end - 2>/dev/null

@@ -227,6 +227,20 @@ def test_a_guest_may_be_called_like_an_option(
     assert driver(kernel, GPU) == "vfio-pci"
 
 
+def test_the_script_recovers_what_a_killed_vfiomgr_left(run: Run, tmp_path: Path) -> None:
+    program, said = tmp_path / "vfiomgr", tmp_path / "said"
+    killed = '[ "$1" = libvirt ] && kill -9 $$'
+    program.write_text(f'#!/bin/sh\n{killed}\nfor one; do echo "$one"; done >{said}\n')
+    program.chmod(0o755)
+    script = tmp_path / "50-vfiomgr"
+    script.write_text(render_script(str(program)))
+    command = ["sh", str(script), "win", "prepare", "begin", "-"]
+    answer = subprocess.run(command, input=b"<domain/>", capture_output=True, check=False)
+    assert answer.returncode == 128 + signal.SIGKILL
+    recovered = run(*said.read_text().splitlines())
+    assert (recovered.status, recovered.stdout) == (0, "nothing to do: no interrupted operations\n")
+
+
 def test_the_script_releases_the_devices_of_a_guest_whose_libvirt_was_killed(
     tmp_path: Path,
 ) -> None:
