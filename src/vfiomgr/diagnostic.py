@@ -250,7 +250,6 @@ def refuse_if_any(
 
     Raises:
         Refusal: one line of summaries, one line of remedies.
-
     """
     standing = [d for d in diagnostics if d.override is None or d.override not in allowed]
     if standing:
@@ -271,7 +270,6 @@ def refuse(rule: str, subject: object, summary: str, *remedies: str | Remedy) ->
 
     Raises:
         Refusal: always.
-
     """
     raise refusal([blocker(rule, subject, summary, *remedies)])
 

@@ -171,7 +171,6 @@ def forbid_together(one: str, other: str, why: str) -> NoReturn:
 
     Raises:
         UsageError: always.
-
     """
     message = f"{one} and {other} contradict each other: {why}"
     raise UsageError(message, f"pass {one} or {other}")
@@ -182,7 +181,6 @@ def forbid_alone(option: str, without: str, why: str) -> NoReturn:
 
     Raises:
         UsageError: always.
-
     """
     message = f"{option} does nothing without {without}: {why}"
     raise UsageError(message, f"pass {without} too, or leave out {option}")
@@ -193,7 +191,6 @@ def require_known(options: Mapping[str, object], kind: type) -> None:
 
     Raises:
         TypeError: one is unknown.
-
     """
     known = kind.__annotations__
     unknown = sorted(options.keys() - known.keys())
@@ -207,7 +204,6 @@ def require_choice(option: str, value: str | None, choices: Sequence[str]) -> No
 
     Raises:
         UsageError: it is another word.
-
     """
     if value is not None and value not in choices:
         known = ", ".join(map(repr, choices))
@@ -220,7 +216,6 @@ def chosen(option: str, values: Iterable[_Word], choices: Sequence[_Word]) -> fr
 
     Raises:
         UsageError: one of them is another word.
-
     """
     if isinstance(values, str):
         values = cast("tuple[_Word, ...]", (values,))
@@ -236,7 +231,6 @@ def require_whole(option: str, value: int | None, least: int, most: int | None =
     Raises:
         UsageError: it is not.
         TypeError: it is not a number, e.g. a text.
-
     """
     if not isinstance(value, int | None):
         message = f"{option}: expected a whole number, not {value!r}"

@@ -80,7 +80,6 @@ class Host(ManagedHost):
         Raises:
             UsageError: the text is not an address, or is ambiguous.
             UnknownDevice: there is no such function.
-
         """
         text = device_text(address)
         found = self.slots_of((text,))
@@ -92,7 +91,6 @@ class Host(ManagedHost):
         Raises:
             UsageError: a text is no address, or is ambiguous.
             UnknownDevice: there is no such function.
-
         """
         host = self.scan(with_users=True, with_links=True, purpose="picture")
         return topology.tree_of(host, self.addresses(devices))
@@ -106,7 +104,6 @@ class Host(ManagedHost):
 
         Raises:
             UsageError: it is no display, or none shows the console.
-
         """
         host = self.scan(with_users=True, with_readiness=True, with_desktop=True)
         return check.check_console(host, None if device is None else device_text(device))
@@ -118,7 +115,6 @@ class Host(ManagedHost):
 
         Raises:
             VfiomgrError: as `apply`.
-
         """
         return self.apply(Bind(*devices, **options))
 
@@ -127,7 +123,6 @@ class Host(ManagedHost):
 
         Raises:
             VfiomgrError: as `apply`.
-
         """
         return self.apply(Unbind(*devices, **options))
 
@@ -143,7 +138,6 @@ class Host(ManagedHost):
 
         Raises:
             VfiomgrError: as `apply`.
-
         """
         return self.apply(Reset(device, method, allow, with_bus=with_bus))
 
@@ -152,7 +146,6 @@ class Host(ManagedHost):
 
         Raises:
             VfiomgrError: as `apply`.
-
         """
         request = vgpu_requests.CreateVgpu(**options).request(self)
         return vgpu_requests.created(request, self.apply(request))
@@ -168,7 +161,6 @@ class Host(ManagedHost):
 
         Raises:
             VfiomgrError: as `apply`.
-
         """
         request = vgpu_requests.RemoveVgpu(*names, every=every, parent=parent, allow=allow)
         return vgpu_requests.removed(self.apply(request))
@@ -184,7 +176,6 @@ class Host(ManagedHost):
         Raises:
             InvalidDocument: the file has no such layout, or a malformed one.
             VfiomgrError: as `apply`.
-
         """
         return self.apply(layouts.ApplyLayout(file, layout, chosen("--allow", allow, OVERRIDES)))
 
@@ -197,7 +188,6 @@ class Host(ManagedHost):
 
         Raises:
             NeedsRoot: the process may not change the host; nothing was changed.
-
         """
         with self.changing() as work:
             return layouts.apply_parts(request, work)
@@ -208,7 +198,6 @@ class Host(ManagedHost):
         Raises:
             Refusal: no layout was applied, or a device to be moved is in use.
             VfiomgrError: as `apply`.
-
         """
         self.require_live("a snapshot has no journal", "run vfiomgr layout revert on the host")
         overridden = chosen("--allow", allow, REVERSIBLE)

@@ -61,7 +61,6 @@ def inject(  # noqa: PLR0913 - each is an option of the command
         InvalidDocument: it is not a configuration; the message names line and column.
         UnknownDevice: the host has no such device.
         Refusal: a device is not available to containers.
-
     """
     names = _paired(devices, cdi)
     host.require_live(
@@ -90,7 +89,6 @@ def eject(bundle: str | os.PathLike[str], *devices: str) -> Edit:
     Raises:
         UsageError: it is not readable, a link, or another user's.
         InvalidDocument: it is not a configuration; the message names line and column.
-
     """
     return edit.eject(_read_bundle(os.fspath(bundle)), devices or None)
 
@@ -100,7 +98,6 @@ def write(change: Edit) -> None:
 
     Raises:
         HostError: another program changed it meanwhile, or it is not writable.
-
     """
     if change.is_changed:
         before, after = change.before.text.encode(), change.after.text.encode()
@@ -127,7 +124,6 @@ def _read_bundle(place: str) -> JsonDocument:
     Raises:
         UsageError: it is not readable, a link, or another user's.
         InvalidDocument: it is not a configuration; the message names line and column.
-
     """
     path = os.path.join(place, _NAME) if os.path.isdir(place) else place
     try:
@@ -183,7 +179,6 @@ def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str |
 
     Raises:
         UsageError: the number of names differs from that of devices, or a name is invalid.
-
     """
     if not cdi:
         return [(device, None) for device in devices]
@@ -221,7 +216,6 @@ def _refuse(
 
     Raises:
         Refusal: there is such a device.
-
     """
     if runtime != "runc":
         lifted = (

@@ -15,7 +15,6 @@ class HostPath(str):
 
         Raises:
             ValueError: the name would leave the directory.
-
         """
         if name[:1] == "/" or "\0" in name or (".." in name and ".." in name.split("/")):
             message = f"{name!r} is not a name below {self}"

@@ -116,7 +116,6 @@ def mebibytes(option: str, text: str) -> int:
 
     Raises:
         UsageError: it is not a size.
-
     """
     found = parse_size(text)
     if not found:
@@ -142,7 +141,6 @@ class Version(Value, order=True):
 
         Raises:
             UsageError: it does not begin with a version.
-
         """
         match = _NUMBERS.match(text)
         if match is None:

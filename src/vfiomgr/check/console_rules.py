@@ -334,7 +334,6 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
 
     Raises:
         UsageError: the device is not a display.
-
     """
     displays = [str(d.address) for d in host.devices if is_display(d)]
     known = f"name a display of this host: {', '.join(displays)}"

@@ -98,7 +98,6 @@ class Keyword(Value):
 
         Raises:
             UsageError: it is not one of the words, or not in the range of numbers.
-
         """
         if not self.is_multiple:
             return self._read(given)
@@ -128,7 +127,6 @@ def fields_of(declaration: type, given: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         TypeError: a keyword is unknown or missing.
         UsageError: a value is invalid.
-
     """
     require_known(given, declaration)
     found = {}

@@ -115,7 +115,6 @@ def _chosen(text: str | None, known: Sequence[Column]) -> tuple[str, ...]:
 
     Raises:
         UsageError: there is no such column.
-
     """
     if text is None:
         return ()

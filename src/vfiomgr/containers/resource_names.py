@@ -106,7 +106,6 @@ def name_resources(kinds: Iterable[DeviceKind], settings: NameSettings) -> Mappi
 
     Raises:
         UsageError: the prefix or an alias is invalid.
-
     """
     _check_prefix(settings.prefix)
     aliases = {key.lower(): qualified(name, settings) for key, name in settings.aliases.items()}
@@ -144,7 +143,6 @@ def qualified(name: str, settings: NameSettings) -> str:
 
     Raises:
         UsageError: it is not a valid name.
-
     """
     full = name if "/" in name else f"{settings.prefix}/{name}"
     domain, _, last = full.partition("/")

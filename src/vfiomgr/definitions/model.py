@@ -117,7 +117,6 @@ def parse_definition(file: TextFile) -> VgpuDefinition:
 
     Raises:
         InvalidDocument: the file is not a valid definition; the message names the cause.
-
     """
     path = HostPath(file.path)
     if not _UUID.fullmatch(path.name):
@@ -142,7 +141,6 @@ def read_configuration(text: str, *, is_input: bool = False) -> Configuration:
 
     Raises:
         InvalidDocument: not JSON, or not mdevctl's format.
-
     """
     document = _document(text)
     unknown = sorted(set(document) - {"mdev_type", "start", "attrs"})
@@ -334,7 +332,6 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
 
     Raises:
         InvalidDocument: the document is invalid; the message names the place and the cause.
-
     """
     try:
         definition = from_jsonable(GpuDefinition, parse_json(file.text))

@@ -157,7 +157,6 @@ def defined(host: HostSnapshot, request: DefineVgpu) -> tuple[GpuDefinition | No
         UsageError: a value is missing or not supported for virtual functions.
         UnknownDevice: the type is not found on the GPU.
         Refusal: the existing document is of another device, or unusable.
-
     """
     address = PciAddress.parse(request.name)
     gpu = _gpu_of(host, address)
@@ -283,7 +282,6 @@ def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
         UsageError: a value is missing or invalid.
         UnknownDevice: the type is not found on the parent.
         Refusal: the existing file is unusable.
-
     """
     _check_attributes(request.attributes or ())
     mdevs, gpus_after = host.defined.vgpus, host.defined.gpus
@@ -423,7 +421,6 @@ def find_type(kinds: Sequence[VgpuType], wanted: str, where: str) -> VgpuType:
 
     Raises:
         UnknownDevice: the type is not found.
-
     """
     for kind in types_called(kinds, wanted):
         return kind

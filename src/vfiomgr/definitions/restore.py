@@ -122,7 +122,6 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
 
     Raises:
         Refusal: the GPU cannot be prepared.
-
     """
     device = host.device(definition.gpu.address)
     mode = host.vgpus.mode_of(device)
@@ -329,7 +328,6 @@ def restore(
 
     Raises:
         NeedsRoot: changing the host requires root; nothing was changed.
-
     """
     with host.changing() as work:
         return restore_vgpus(RestoreVgpus(parent, boot=boot), work)

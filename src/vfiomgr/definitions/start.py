@@ -49,7 +49,6 @@ def plan_start(
     Raises:
         UnknownDevice: the definition or its parent is not found.
         Refusal: another vGPU has the name, or there is no room.
-
     """
     begun = made_by(checkpoint)
     plans = [started(host, _target(host, name, request.parent), begun) for name in request.names]
@@ -80,7 +79,6 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
 
     Raises:
         Refusal: a guest uses one of them.
-
     """
     made = vgpu_plan.plan_remove(host, RemoveVgpu(request.names, allow=request.allow))
     active = [found for name in request.names if (found := host.vgpus.named(name)) is not None]
@@ -237,7 +235,6 @@ def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
 
     Raises:
         Refusal: GPU instances for all of them do not fit.
-
     """
     whole = joined(summary, plans)
     instances = needed_instances(host, whole.steps)
@@ -259,7 +256,6 @@ def mdev_type(host: HostSnapshot, parent: PciAddress, wanted: str) -> str:
     Raises:
         UnknownDevice: there is no such function or type.
         Refusal: the function does not support mediated devices.
-
     """
     device = host.device(parent)
     found = next((known for known in host.vgpus.parents if known.name == str(parent)), None)

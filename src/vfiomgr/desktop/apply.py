@@ -66,7 +66,6 @@ def set_unit(tree: HostTree, step: SetUnit) -> None:
 
     Raises:
         HostError: it did not start or stop, unless that is only a warning.
-
     """
     unit = step.unit
     if unit.uid is not None and not tree.exists(_USERS / str(unit.uid)):
@@ -106,7 +105,6 @@ def unit_state(tree: HostTree, unit: ServiceUnit) -> str:
 
     Raises:
         HostError: systemd does not answer.
-
     """
     answer = tree.ask(systemctl("is-active", unit), ASK_DEADLINE)
     state = "" if answer is None else answer.output.strip()
@@ -122,7 +120,6 @@ def end_session(tree: HostTree, step: EndSession) -> None:
 
     Raises:
         HostError: it did not end.
-
     """
     place = _SESSIONS / step.session
     for command in step.programs:
@@ -152,7 +149,6 @@ def await_closed(tree: HostTree, step: AwaitClosed) -> None:
 
     Raises:
         HostError: a process still has one, or the processes cannot be seen.
-
     """
     nodes = frozenset(step.nodes)
     if becomes_true(lambda: read_holders(tree, nodes) == (), CLOSE_DEADLINE):
@@ -175,7 +171,6 @@ def set_console(tree: HostTree, step: SetConsole) -> None:
 
     Raises:
         HostError: it did not change, unless that is only a warning.
-
     """
     if step.after:
         becomes_true(lambda: any(_frame_buffer_consoles(tree)), _SCREEN_DEADLINE)
@@ -212,7 +207,6 @@ def set_modules(tree: HostTree, step: SetModules) -> None:
 
     Raises:
         HostError: a module is in use, or a function has no driver afterwards.
-
     """
     try:
         for name in step.after:

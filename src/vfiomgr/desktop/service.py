@@ -53,7 +53,6 @@ class DetachedRun:
 
         Raises:
             HostError: systemd does not run this host.
-
         """
         if not has_systemd(tree):
             message = "cannot release a display from a session: systemd does not run this host"
@@ -89,7 +88,6 @@ class DetachedRun:
 
         Raises:
             ProgramFailed: it cannot be started, or another one releases the same display.
-
         """
         self._tree.make_directory(RUNTIME)
         self._tree.remove(self.log)

@@ -38,7 +38,6 @@ def read_json(text: str) -> Located:
         Malformed: it is not JSON.
         TooMany: it has too many values.
         Repeated: a key is repeated.
-
     """
     require_few(text, _MOST_VALUES)
     parse_json(text)
@@ -115,7 +114,6 @@ class JsonDocument(Value):
 
         Raises:
             InvalidDocument: always.
-
         """
         message = f"{self.source}:{part.place.line}:{part.place.column}: {what}"
         raise InvalidDocument(message, remedy)
@@ -141,7 +139,6 @@ def read_object(text: str, source: str) -> JsonDocument:
 
     Raises:
         InvalidDocument: the root is not an object, or a key is repeated; with line and column.
-
     """
     try:
         document = JsonDocument(source, text, read_json(text))

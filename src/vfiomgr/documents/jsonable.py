@@ -68,7 +68,6 @@ def from_jsonable(kind: type[_T], data: object) -> _T:
 
     Raises:
         Misfit: the fields are not those of the class; names the first wrong one.
-
     """
     for one in kind.__mro__:
         for name, module in vars(one).get("deferred_types", {}).items():

@@ -85,7 +85,6 @@ def read_located(text: str, wording: Wording) -> tuple[Located, list[Diagnostic]
 
     Raises:
         Unreadable: it is neither, or not one document.
-
     """
     documents, flaws = _read(text, wording)
     if not documents:
@@ -103,7 +102,6 @@ def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[D
 
     Raises:
         Unreadable: it is not a document, or empty.
-
     """
     found, flaws = _read(text, wording)
     documents = [document for document in found if not document.is_empty]
@@ -117,7 +115,6 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
 
     Raises:
         InvalidDocument: it is neither; the message names `source` and the place in it.
-
     """
     if text.lstrip().startswith(_OPENS_JSON):
         try:

@@ -128,7 +128,6 @@ def require_few(text: str, most: int, marks: Sequence[str] = _MARKS) -> None:
 
     Raises:
         TooMany: it has more separators, including those in quotes.
-
     """
     if sum(map(text.count, marks)) > most:
         message = f"it has more than {most:,} values"
@@ -140,7 +139,6 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
 
     Raises:
         Malformed: it is not JSON, or contains something that readers should not accept.
-
     """
     import json  # noqa: PLC0415 - slow to import, and lists need none
 
@@ -165,7 +163,6 @@ def parse_toml(text: str) -> dict[str, Any]:
 
     Raises:
         Malformed: it is not TOML, or contains something that readers should not accept.
-
     """
     import tomllib  # noqa: PLC0415 - few commands read TOML
 
@@ -200,7 +197,6 @@ def require_shallow(text: str) -> None:
 
     Raises:
         Malformed: they are nested too deeply; brackets in quotes count too.
-
     """
     depth = 0
     for match in _BRACKET.finditer(text):
@@ -229,7 +225,6 @@ def require_sane(value: object, most: int, *, is_toml: bool = False) -> None:
 
     Raises:
         Malformed: they cannot.
-
     """
     left: list[tuple[object, int]] = [(value, 1)]
     count = 0
@@ -309,7 +304,6 @@ def text_of(path: str, what: str) -> str:
     Raises:
         UsageError: it cannot be read.
         InvalidDocument: the file is not text, or is too long.
-
     """
     try:
         return _bytes_of(path, what).decode()
@@ -325,7 +319,6 @@ def log_of(path: str) -> str:
     Raises:
         UsageError: it cannot be read.
         InvalidDocument: it is too long, or damaged.
-
     """
     data = _bytes_of(path, "log")
     if data.startswith(GZIP):
@@ -371,7 +364,6 @@ def bytes_of(path: str, what: str, most: int = MOST_BYTES) -> bytes:
     Raises:
         OSError: it cannot be read, or is not a regular file.
         InvalidDocument: it has more than `most` bytes.
-
     """
     if path == STANDARD_INPUT and sys.stdin is None:  # closed by the caller
         raise OSError(EBADF, os.strerror(EBADF))
@@ -412,7 +404,6 @@ def resource_directory(name: str) -> str:
 
     Raises:
         FileNotFoundError: the installation is incomplete.
-
     """
     for place in _PLACES:
         directory = os.path.join(place, name)

@@ -98,7 +98,6 @@ class Element(Value, eq=False):
 
         Raises:
             InvalidDocument: always.
-
         """
         message = f"{self.source}:{self.line}:{self.column}: {what}"
         raise InvalidDocument(message, remedy)
@@ -119,7 +118,6 @@ def parse(text: bytes, source: str) -> Element:
 
     Raises:
         InvalidDocument: it is not XML, or cannot be read safely and preserved.
-
     """
     return read_document(text, source).root
 
@@ -129,7 +127,6 @@ def read_document(text: bytes, source: str) -> Document:
 
     Raises:
         InvalidDocument: it is not XML, or cannot be read safely and preserved.
-
     """
     if text.startswith(_WIDE_STARTS):
         message = f"{source}: unsupported encoding, it does not extend ASCII"

@@ -84,7 +84,6 @@ class ManagedHost(HostSource):
         Raises:
             UsageError: the file cannot be read.
             InvalidDocument: it is not a snapshot.
-
         """
         host = cls(**reports)
         host.snapshot = os.fspath(snapshot)
@@ -105,7 +104,6 @@ class ManagedHost(HostSource):
         Raises:
             Refusal: a safety check forbids it.
             UsageError: the request contradicts itself, or names what the host does not have.
-
         """
         wanted = self.request(request)
         runs = tell_of_cut_off_runs(self)
@@ -135,7 +133,6 @@ class ManagedHost(HostSource):
             RolledBack: a step failed; everything is as it was before.
             RollbackIncomplete: a step and its rollback failed; the message says what is left.
             StuckInKernel: the kernel did not return from a step within the deadline.
-
         """
         self.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
         wanted = self.request(request)
@@ -154,7 +151,6 @@ class ManagedHost(HostSource):
             Refusal: the kernel has not returned yet, or a safety check forbids it.
             InvalidDocument: a journal cannot be read.
             VfiomgrError: as `apply`.
-
         """
         self.require_live("a snapshot has no journal", "run vfiomgr recover on the host itself")
         overridden = chosen("--allow", allow, REVERSIBLE)
@@ -171,7 +167,6 @@ class ManagedHost(HostSource):
         Raises:
             UsageError: the host is a recorded one.
             NeedsRoot: this user may not read the journals.
-
         """
         self.require_live("a snapshot has no journal", "run vfiomgr recover on the host itself")
         try:
@@ -189,7 +184,6 @@ class ManagedHost(HostSource):
 
         Raises:
             NeedsRoot: the process may not change the host.
-
         """
         work = engine.ApplyContext(self.files if only_files else self.tree, **self.options)
         with engine.prepared(work, only_files=only_files):
@@ -215,7 +209,6 @@ class ManagedHost(HostSource):
         Raises:
             UsageError: a name cannot be read, or options contradict each other.
             TypeError: it is not a request, e.g. an address.
-
         """
         if isinstance(request, Request):
             return request

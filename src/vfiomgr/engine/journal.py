@@ -129,7 +129,6 @@ def _parse(line: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: as in `_checked`, or it is of another version.
-
     """
     record = _checked(line)
     if (version := record.get("version")) != VERSION:
@@ -143,7 +142,6 @@ def _checked(line: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: its text was changed, or it is not a record.
-
     """
     import json  # noqa: PLC0415 - a host without journals needs none
     import zlib  # noqa: PLC0415 - a host without journals needs none
@@ -258,7 +256,6 @@ def next_name(tree: HostTree) -> Iterator[str]:
 
     Raises:
         OSError: the number cannot be stored.
-
     """
     with tree.directory(DIRECTORY) as directory:
         try:
@@ -458,7 +455,6 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
 
     Raises:
         InvalidDocument: the journal is damaged, or does not belong to vfiomgr.
-
     """
     try:
         contents = decode(read_own(tree, DIRECTORY / name))

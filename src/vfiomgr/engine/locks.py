@@ -25,7 +25,6 @@ def require_file_rights(tree: HostTree) -> None:
 
     Raises:
         NeedsRoot: this user may not.
-
     """
     if tree.is_machine and os.geteuid() != 0:
         message = "changing configuration files of the host"
@@ -44,7 +43,6 @@ def require_rights(tree: HostTree) -> None:
         UsageError: the tree is a recording.
         HostError: sysfs is mounted read-only.
         NeedsRoot: this user may not.
-
     """
     if not tree.is_live:
         raise UsageError(without_kernel(tree), "pass --dry-run to see the plan")
@@ -75,7 +73,6 @@ def hold(
 
     Raises:
         HostError: another process kept a lock longer than the deadline, or holds it.
-
     """
     with ExitStack() as stack:
         for name in sorted(set(names)):
@@ -105,7 +102,6 @@ def open_lock(tree: HostTree, name: str) -> int:
 
     Raises:
         HostError: something else exists at its path.
-
     """
     tree.make_directory(_LOCKS)
     try:

@@ -143,7 +143,6 @@ def recover(
         Refusal: the kernel has not returned yet, a safety check forbids one of them, or it
         requires a running host.
         InvalidDocument: a journal cannot be read.
-
     """
     ended: list[CutOff] = []
     refused: list[Refusal | InvalidDocument] = []
@@ -203,7 +202,6 @@ def recover_device(
     Raises:
         Refusal: the kernel has not returned yet, or a safety check forbids it.
         InvalidDocument: a journal cannot be read.
-
     """
     left = survey(work.tree, work.tree.read(BOOT_ID))
     for runs in overlapping(left.cut_off):
@@ -216,7 +214,6 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
 
     Raises:
         Refusal: it concerns devices, and the tree is not a running host.
-
     """
     if work.tree.is_live:
         return
@@ -271,7 +268,6 @@ def _still_left(
 
     Raises:
         Refusal: a later run concerns more than what is locked.
-
     """
     now = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
     groups = [group for group in overlapping(now) if not set(runs).isdisjoint(group)]

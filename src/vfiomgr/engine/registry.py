@@ -156,7 +156,6 @@ def plan(host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = N
     Raises:
         Refusal: a safety check forbids it.
         UsageError: the request names what the host does not have.
-
     """
     planner = _required(_PLANNERS, type(request), "plans")
     return planner(host, request) if checkpoint is None else planner(host, request, checkpoint)
@@ -180,7 +179,6 @@ def refuse_obsolete(request: Request, tree: HostTree) -> None:
 
     Raises:
         Refusal: another process did.
-
     """
     _load("hooks")
     check = _CHECKS.get(type(request))
@@ -193,7 +191,6 @@ def perform(step: Step, tree: HostTree) -> None:
 
     Raises:
         HostError: the host did not reach the state that the step names.
-
     """
     _required(_PERFORMERS, type(step), "applies")(tree, step)
 
@@ -203,7 +200,6 @@ def verify(step: Step, tree: HostTree) -> None:
 
     Raises:
         HostError: it did not.
-
     """
     verifier = _VERIFIERS.get(type(step))
     if verifier is not None:
@@ -254,7 +250,6 @@ def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON
 
     Raises:
         ValueError: its fields do not match its kind, or the kind is unknown.
-
     """
     kind, fields = _split(data, step_kinds(), "step")
     return from_jsonable(kind, fields)
@@ -265,7 +260,6 @@ def read_request(data: Any) -> Request:  # noqa: ANN401 - as above
 
     Raises:
         ValueError: its fields do not match its kind, or the kind is unknown.
-
     """
     kind, fields = _split(data, request_kinds(), "request")
     return from_jsonable(kind, fields)
@@ -276,7 +270,6 @@ def read_checkpoint(data: Any, request: Request) -> Checkpoint | None:  # noqa: 
 
     Raises:
         ValueError: its fields do not match the checkpoints of such requests.
-
     """
     if data is None:
         return None

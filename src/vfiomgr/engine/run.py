@@ -82,7 +82,6 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
         RolledBack: a step failed; all steps were undone.
         RollbackIncomplete: a step failed, and so did part of the rollback; the message says which.
         StuckInKernel: the kernel did not return from a step within the deadline.
-
     """
     done = Plan(plan.summary, ())
     begun: list[int] = []
@@ -154,7 +153,6 @@ def undo(
 
     Raises:
         RollbackIncomplete: part of it failed; the message says which.
-
     """
     with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
         left = _Run(steps, tree, journal, crew, list(begun)).undo()

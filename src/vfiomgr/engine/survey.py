@@ -244,7 +244,6 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
 
     Raises:
         Refusal: a device may be concerned; the record is named.
-
     """
     if plan.is_empty:
         return

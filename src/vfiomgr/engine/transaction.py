@@ -148,7 +148,6 @@ class ApplyContext(Value):
         Raises:
             UnknownDevice: a request names a function that does not exist, whoever uses the others.
             HostError: the processes that use devices are not visible.
-
         """
         host = scan_for(request, self.tree, self.machine, others)
         if host.users.processes is None and (
@@ -394,7 +393,6 @@ class _Replanner:
         Raises:
             Refusal: the rest cannot be done.
             HostError: another process is changing it.
-
         """
         if not self._last.deferred:
             return None

@@ -62,7 +62,6 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
 
     Raises:
         Refusal: the kernel has not returned yet, or a device to be moved is in use.
-
     """
     kept: list[int] = []
     notes: list[str] = []
@@ -99,7 +98,6 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
 
     Raises:
         Refusal: another device is at an address; both are named.
-
     """
     for device, found in other_devices(host, steps):
         remedy = "to close the run without touching it: vfiomgr recover --undo"
@@ -121,7 +119,6 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
 
     Raises:
         Refusal: the host has changed in something that it concerns.
-
     """
     now = [step for step in steps if not step.is_harmless]
     then = [step for step in reviewed if not step.is_harmless]
@@ -181,7 +178,6 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
 
     Raises:
         InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
-
     """
     records = read_journal(tree, name)
     try:

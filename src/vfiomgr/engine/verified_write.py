@@ -98,7 +98,6 @@ def require_runnable(tree: HostTree, program: str) -> None:
 
     Raises:
         HostError: the tree is not the machine that vfiomgr runs on.
-
     """
     if not tree.runs_programs:
         message = f"cannot run {program}: {tree.root} is not this machine"
@@ -110,7 +109,6 @@ def require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
 
     Raises:
         HostError: it is gone or was replaced.
-
     """
     found = pci_facts.read_identity(tree, expected.address, with_serial=expected.serial is not None)
     if found is None:

@@ -52,7 +52,6 @@ def inventory(host: HostSnapshot, created: Created, path: str) -> Inventory:
 
     Raises:
         HostError: the PCI devices are unknown.
-
     """
     if host.pci_unlisted is not None:
         message = f"{path}: PCI devices are unknown: {host.pci_unlisted}"

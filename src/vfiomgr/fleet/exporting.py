@@ -29,7 +29,6 @@ def export(
     Raises:
         UsageError: the directory is not empty.
         HostError: it cannot be written.
-
     """
     written: list[str] = []
     try:

@@ -55,7 +55,6 @@ def files_in(places: Iterable[str]) -> list[str]:
 
     Raises:
         UsageError: a place does not exist, or cannot be read.
-
     """
     found: list[str] = []
     for place in places:

@@ -32,7 +32,6 @@ def wanted(kind: Kind, text: str) -> Wanted:
 
     Raises:
         UsageError: there is no name.
-
     """
     match = _COUNTED.fullmatch(text.strip())
     if match is None:
@@ -56,7 +55,6 @@ def request_of(
 
     Raises:
         UsageError: nothing is asked for, or a size or a name is malformed.
-
     """
     parts = tuple(wanted(kind, text) for kind, some in texts.items() for text in some)
     if not parts and memory is None and not cpus:
@@ -97,7 +95,6 @@ def read_reservations(path: str, fleet: Fleet[HostSummary], now: float) -> dict[
     Raises:
         UsageError: it cannot be read, or names a host or a GPU that the fleet does not have.
         InvalidDocument: it is malformed.
-
     """
     text, source = text_of(path, "the reservations"), source_of(path)
     document = read_values(text, source, _REMEDY)

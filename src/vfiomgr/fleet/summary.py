@@ -208,7 +208,6 @@ def layout_in(text: str, source: str, name: str | None) -> tuple[str, Layout]:
 
     Raises:
         InvalidDocument: it is malformed, or there is no such layout.
-
     """
     return choose_layout(read_layouts(text, source), name)
 

@@ -46,7 +46,6 @@ def plan_mode(
     Raises:
         Refusal: the GPU has vGPUs, or does not support the mode.
         UnknownDevice: the address is not found.
-
     """
     device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
@@ -225,7 +224,6 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
     Raises:
         Refusal: they do not fit, a surplus instance is in use, or MIG is off.
         UnknownDevice: the address or profile is not found.
-
     """
     device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
@@ -300,7 +298,6 @@ def _fixed(
 
     Raises:
         Refusal: more instances are in use than requested.
-
     """
     fixed: list[GpuInstance] = []
     surplus: list[GpuInstance] = []

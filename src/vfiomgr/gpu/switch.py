@@ -80,7 +80,6 @@ def plan_switch(
     Raises:
         Refusal: a safety check forbids a part of it; nothing was changed.
         UnknownDevice: the address is not found.
-
     """
     return brought(host, request, checkpoint)[0]
 

@@ -38,7 +38,6 @@ def check_window(request: GuestRequest, units: Sequence[GuestDevice], emulated: 
 
     Raises:
         Refusal: they do not.
-
     """
     needed = bar_window([unit.functions for unit in units], emulated)
     if needed > _WINDOW:

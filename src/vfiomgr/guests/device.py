@@ -32,7 +32,6 @@ def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[Gue
         UnknownDevice: the device or vGPU is not found.
         Refusal: it is a bridge, or a vGPU that QEMU does not support.
         UsageError: it is named twice with different options.
-
     """
     known = tuple(requests)
     named = [_named(host, request) for request in known if not is_uuid(request.name)]
@@ -77,7 +76,6 @@ def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]
 
     Raises:
         UsageError: the options differ.
-
     """
     seen: dict[str, DeviceRequest] = {}
     for request in requests:

@@ -61,7 +61,6 @@ def plan_mmio_window(
 
     Raises:
         Refusal: the guest's addresses are too narrow.
-
     """
     window = bar_window([unit.functions for unit in units], emulated)
     bits = guest_bits(host, request)

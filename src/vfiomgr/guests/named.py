@@ -25,7 +25,6 @@ def parse_device(text: str, argument: str, words: Sequence[str]) -> DeviceReques
 
     Raises:
         UsageError: an option is unknown, or has an invalid value.
-
     """
     keywords = keywords_of(DeviceWords)
     known = {keywords[name].word: keywords[name] for name in words}
@@ -60,7 +59,6 @@ def memory_bytes(option: str, text: str) -> int:
 
     Raises:
         UsageError: the unit is missing, or the size is invalid.
-
     """
     if text.strip().isdecimal():
         message = f"missing unit: {option} {text}"

@@ -67,7 +67,6 @@ def lay_nodes(host: HostSnapshot, request: GuestRequest, units: Sequence[GuestDe
 
     Raises:
         Refusal: a node has too little free memory; the message has the numbers.
-
     """
     topology = host.topology
     known = [] if topology is None else _nodes_of(units, topology)

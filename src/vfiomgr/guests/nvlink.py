@@ -70,7 +70,6 @@ def nvlink_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[s
 
     Raises:
         Refusal: some switches without the others, or without all of their GPUs.
-
     """
     share = nvlink_share(host, {f.address for unit in units for f in unit.functions})
     if share is None:

@@ -44,7 +44,6 @@ def check_together(units: Sequence[GuestDevice]) -> None:
 
     Raises:
         UsageError: several have it.
-
     """
     _check_once(units, "boot order", lambda options: options.boot_order)
     _check_once(units, "ACPI index", lambda options: options.acpi_index)
@@ -73,7 +72,6 @@ def check_options(unit: GuestDevice) -> None:
 
     Raises:
         UsageError: they do, or one has an invalid value.
-
     """
     options = unit.options
     if unit.functions and options.ramfb and options.boot_order is not None:
@@ -148,7 +146,6 @@ def check_qemu(unit: GuestDevice, qemu: Version | None) -> None:
 
     Raises:
         Refusal: it lacks it; the message names the release that has it.
-
     """
     if unit.options.has_iommufd:
         _check_iommufd(unit, qemu)

@@ -122,7 +122,6 @@ def lay_buses(  # noqa: PLR0913 - what the buses depend on
 
     Raises:
         Refusal: the guest has too few buses, or a bridge too few slots.
-
     """
     topology = _Topology(cells)
     places = _places(slots) if is_local or is_apart else ()

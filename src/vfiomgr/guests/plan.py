@@ -51,7 +51,6 @@ def plan_guest(
 
     Raises:
         Refusal: the host does not support it; the message names the remedy.
-
     """
     architecture = architecture_of(host)
     seen = [unit for unit in units if unit.is_seen]

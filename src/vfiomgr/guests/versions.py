@@ -19,7 +19,6 @@ def given_version(option: str, text: str | None, example: str) -> Version | None
 
     Raises:
         UsageError: it is invalid.
-
     """
     try:
         return None if text is None else Version.parse(text)

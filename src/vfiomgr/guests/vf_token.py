@@ -42,7 +42,6 @@ def diagnostics(
 
     Raises:
         UsageError: a token is given for another device, or is not a UUID.
-
     """
     for unit in units:
         token = unit.options.vf_token

@@ -94,7 +94,6 @@ def enter_namespace(place: str, kind: int) -> None:
 
     Raises:
         OSError: it is not possible.
-
     """
     import ctypes  # noqa: PLC0415 - slow, and few need it
 

@@ -96,7 +96,6 @@ def _remove_unused(directory: int, entry: str) -> None:
 
     Raises:
         OSError: it is in use, or cannot be removed.
-
     """
     found = os.stat(entry, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):

@@ -35,7 +35,6 @@ class Inside:
 
         Raises:
             OSError: it is no directory, or cannot be read.
-
         """
         place = self.directory(path)
         with os.scandir(f"{self._root}{place}/") as entries:
@@ -61,7 +60,6 @@ class Inside:
 
         Raises:
             OSError: it is no link.
-
         """
         above, _, name = path.rpartition("/")
         place = f"{self.directory(above)}/{name}"
@@ -86,7 +84,6 @@ class Inside:
 
         Raises:
             OSError: the links form a loop, or lead through something other than a directory.
-
         """
         above, _, name = path.rpartition("/")
         directory = self.directory(above, links)
@@ -101,7 +98,6 @@ class Inside:
 
         Raises:
             OSError: it does not exist, or a directory was exchanged for a link in the meantime.
-
         """
         self.forget()
         opened = os.open(self._root or "/", _WALK)

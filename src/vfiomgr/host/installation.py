@@ -23,7 +23,6 @@ def optional(name: str, verb: str, extra: str) -> ModuleType:
 
     Raises:
         UsageError: one of them is not installed.
-
     """
     try:
         return import_module(name)

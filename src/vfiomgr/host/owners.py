@@ -72,7 +72,6 @@ def find_owner(tree: HostTree | None, text: str) -> NodeOwner:
 
     Raises:
         UsageError: a part is empty or out of range, or the user or group does not exist.
-
     """
     user, colon, group = text.partition(":")
     for part, kind in ((user, "user"), (group or not colon, "group")):
@@ -186,7 +185,6 @@ def open_own(tree: HostTree, file: HostPath) -> int:
         FileNotFoundError: it does not exist.
         PermissionError: this user may not read it.
         NotARecord: it is not a regular file, or others may write it.
-
     """
     name = tree.locate(file)
     _require_regular(os.lstat(name))
@@ -208,7 +206,6 @@ def read_own(tree: HostTree, file: HostPath, limit: int = MOST_BYTES) -> bytes:
     Raises:
         OSError: it does not exist, or cannot be read.
         NotARecord: it is not a regular file, others may write it, or it is too large.
-
     """
     with os.fdopen(open_own(tree, file), "rb") as source:
         data = source.read(limit + 1)

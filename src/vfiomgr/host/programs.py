@@ -87,7 +87,6 @@ class Programs:
 
         Raises:
             ProgramFailed: with the program's output.
-
         """
         import subprocess  # noqa: PLC0415 - reading needs none
         import tempfile  # noqa: PLC0415 - slow to import
@@ -121,7 +120,6 @@ class Programs:
 
         Raises:
             HostError: with modprobe's output.
-
         """
         import subprocess  # noqa: PLC0415 - reading needs none
 
@@ -148,7 +146,6 @@ def _outputs(process: subprocess.Popen[bytes], seconds: float) -> list[bytes]:
 
     Raises:
         TimeoutExpired: it takes longer, or its output is too long.
-
     """
     import selectors  # noqa: PLC0415 - few callers run a program
     import subprocess  # noqa: PLC0415 - as above

@@ -43,7 +43,6 @@ class Reached(Value):
         Raises:
             OSError: it cannot be opened, or has become a link.
             HostError: it is not a regular file.
-
         """
         with open(os.open(self.name, _READ, dir_fd=self.directory), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -61,7 +60,6 @@ def reach(path: str, *, follows: bool = True, makes_parents: bool = False) -> It
     Raises:
         OSError: a directory on the path is missing or not accessible.
         HostError: a link leads to a forbidden place.
-
     """
     with closing(_Walk(path, follows=follows, makes_parents=makes_parents)) as walk:
         yield walk.reached()
@@ -184,7 +182,6 @@ def rewrite(
 
     Raises:
         HostError: it cannot be written, or was changed in the meantime; it is unchanged.
-
     """
     try:
         with reach(path, makes_parents=makes_parents) as file:
@@ -203,7 +200,6 @@ def read_own(path: str, limit: int) -> bytes:
     Raises:
         OSError: it cannot be opened.
         HostError: it is a link, not a regular file, or belongs to another user.
-
     """
     with reach(path, follows=False) as file:
         _require_own(file)
@@ -215,7 +211,6 @@ def rewrite_own(path: str, before: bytes, after: bytes) -> None:
 
     Raises:
         HostError: as in both of them.
-
     """
     try:
         with reach(path, follows=False) as file:

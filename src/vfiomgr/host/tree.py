@@ -129,7 +129,6 @@ class HostTree(Programs):
 
         Raises:
             OSError: the links form a loop, or lead through something other than a directory.
-
         """
         if not self._prefix:
             return path
@@ -149,7 +148,6 @@ class HostTree(Programs):
 
         Raises:
             OSError: it does not exist, or this user may not read it.
-
         """
         above, _, name = path.rpartition("/")
         return self._open_in(above, name)
@@ -172,7 +170,6 @@ class HostTree(Programs):
 
         Raises:
             OSError: it is not a regular file.
-
         """
         _require_regular(mode, path)
 
@@ -214,7 +211,6 @@ class HostTree(Programs):
 
         Raises:
             HostError: it is larger than any file that vfiomgr should read.
-
         """
         try:
             with open(self._open(path), "rb") as file:
@@ -248,7 +244,6 @@ class HostTree(Programs):
 
         Raises:
             HostError: without a limit, it is larger than any file that vfiomgr should read.
-
         """
         if limit < 0:
             data = self.read_whole(path)
@@ -377,7 +372,6 @@ class HostTree(Programs):
 
         Raises:
             OSError: it does not exist, or is not accessible.
-
         """
         if self._prefix:
             descriptor = self._inside.open_directory(path)
@@ -393,7 +387,6 @@ class HostTree(Programs):
 
         Raises:
             OSError: it does not exist, is a link, or is not accessible.
-
         """
         above, _, name = path.rpartition("/")
         with self.directory(above) as directory:
@@ -407,7 +400,6 @@ class HostTree(Programs):
 
         Raises:
             WriteFailed: with the errno of the open or of the write.
-
         """
         try:
             descriptor = self.open(path, os.O_WRONLY)
@@ -473,7 +465,6 @@ class HostTree(Programs):
 
         Raises:
             HostError: this process may not do that.
-
         """
         try:
             descriptor = self.open(path, os.O_PATH)

@@ -142,7 +142,6 @@ def _control(tree: HostTree, option: str, seconds: float) -> None:
 
     Raises:
         HostError: udevadm is absent, fails several times, or does not end in time.
-
     """
     for left in reversed(range(_ATTEMPTS)):
         try:

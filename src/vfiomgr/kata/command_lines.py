@@ -97,7 +97,6 @@ def command_for(request: RunRequest) -> RunCommand:
 
     Raises:
         Refusal: this tool or this release of Kata does not support it.
-
     """
     _check_cdevs(request)
     match request.tool:
@@ -269,7 +268,6 @@ def run_command(source: HostSource, *devices: str, **options: Unpack[RunOptions]
     Raises:
         UsageError: an option is invalid.
         Refusal: a device cannot be assigned to a container, or the tool cannot start Kata.
-
     """
     fields = fields_of(RunOptions, options)
     tool, version, runtime = fields["tool"], fields.get("version"), fields.get("runtime")

@@ -170,7 +170,6 @@ def configuration(
         UnknownDevice: the host has no such device.
         InvalidDocument: the original configuration is invalid.
         Refusal: this Kata does not support it, or a device cannot be assigned.
-
     """
     made = planned_configuration(host, map(str, devices), options)
     tell_of_devices(host, made)
@@ -332,7 +331,6 @@ def named_base(
     Raises:
         UsageError: it does not exist, or is for another hypervisor or runtime.
         InvalidDocument: it is not TOML, or a section is not a table.
-
     """
     path = HostPath(os.path.abspath(name))
     file = None
@@ -534,7 +532,6 @@ def render_whole(
 
     Raises:
         InvalidDocument: one of the texts is not TOML.
-
     """
     import tomlkit  # noqa: PLC0415
 

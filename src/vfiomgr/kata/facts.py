@@ -69,7 +69,6 @@ def kata_release(
 
     Raises:
         UsageError: the given version is invalid.
-
     """
     told = installation.version if version is None else Version.parse(version)
     found = told or NEWEST
@@ -359,7 +358,6 @@ def read_settings(
 
     Raises:
         InvalidDocument: one of them is not TOML.
-
     """
     document = parse(text, path)
     read = []
@@ -374,7 +372,6 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
     Raises:
         InvalidDocument: it is not TOML; `source` names it.
-
     """
     try:
         return parse_toml(text)

@@ -92,7 +92,6 @@ def parse_selector(option: str, text: str) -> tuple[str, str]:
 
     Raises:
         UsageError: the key or the value is invalid for a label.
-
     """
     key, equals, value = text.partition("=")
     domain, slash, name = key.rpartition("/")

@@ -412,7 +412,6 @@ def guest_mebibytes(option: str, text: str) -> int:
 
     Raises:
         UsageError: it is invalid, or less than the minimum of Kata.
-
     """
     found = mebibytes(option, text)
     if found < LEAST_GUEST_MIB:

@@ -43,7 +43,6 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
     Raises:
         UsageError: the host is a snapshot, or has no such configuration.
         UnknownDevice: the host has no such device.
-
     """
     source.require_live(
         "a snapshot has no files of Kata", "run the command on the host itself, or with --root"
@@ -116,7 +115,6 @@ def configuration_of(host: HostSource, handler: str, told: str | None) -> HostPa
 
     Raises:
         Refusal: it does not exist.
-
     """
     own = handler_configuration(handler)
     if told is not None:
@@ -177,7 +175,6 @@ def shim_of(host: HostSource, configuration: HostPath, told: str | None) -> str:
 
     Raises:
         Refusal: it is not installed.
-
     """
     if told is not None:
         path = _whole_path(told)

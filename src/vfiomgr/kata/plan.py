@@ -266,7 +266,6 @@ def plan_config(
     Raises:
         Refusal: this Kata does not support the request.
         UsageError: an option is invalid.
-
     """
     return _Planner(host, request, base).plan()
 

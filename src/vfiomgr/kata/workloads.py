@@ -181,7 +181,6 @@ def pods(
     Raises:
         UsageError: a name or a size is invalid.
         Refusal: a bridge or a mediated device was named.
-
     """
     fields = fields_of(PodKeywords, options)
     namespace, image = fields.get("namespace"), fields.get("image")
@@ -255,7 +254,6 @@ def offers(units: Iterable[PodDevice], naming: Naming, names: Mapping[PciAddress
 
     Raises:
         Refusal: the device plugin does not offer such a device.
-
     """
     found: Offered = {}
     for unit in units:
@@ -312,7 +310,6 @@ def selection_of(resource: str, units: Iterable[PodDevice]) -> str:
 
     Raises:
         UsageError: there are none, or they have several models.
-
     """
     found = [*selections(units)]
     if len(found) != 1:
@@ -332,7 +329,6 @@ def pods_for(
     Raises:
         UsageError: a count was given for several resources.
         Refusal: there are more functions than Kata has root ports.
-
     """
     if together:
         if count is not None and len(offered) > 1:
@@ -472,7 +468,6 @@ def runtime_class(  # noqa: PLR0913 - each is an option of the command
     Raises:
         UsageError: a name, a size or a selector is invalid.
         InvalidDocument: the configuration is not TOML.
-
     """
     chosen = tuple(parse_selector("--node-selector", text) for text in selectors or ())
     require_label("--handler", handler)

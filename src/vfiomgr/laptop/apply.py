@@ -36,7 +36,6 @@ def set_discrete_gpu(tree: HostTree, step: SetDiscreteGpu) -> None:
 
     Raises:
         HostError: the GPU did not appear or disappear, or the switch has another value.
-
     """
     if not step.after:
         for device in reversed(step.functions):

@@ -47,7 +47,6 @@ def plan_mode(host: HostSnapshot, request: SetLaptopMode) -> Plan:
         Refusal: a switch is missing or unknown, the panel would be black, the GPU is in use, or
             there are several.
         UsageError: the named device is not a discrete GPU.
-
     """
     made = _PLANNERS[request.mode](host, _find(host, request.address))
     locks = tuple(sorted({LOCK, *made.locks}))
@@ -60,7 +59,6 @@ def _find(host: HostSnapshot, address: PciAddress | None) -> PciDevice | None:
     Raises:
         Refusal: there are several.
         UsageError: the named device is not a discrete GPU.
-
     """
     found = discrete_gpus(host)
     if address is not None:
@@ -88,7 +86,6 @@ def _switch(switch: GraphicsSwitch | None, name: str, instead: str) -> GraphicsS
 
     Raises:
         Refusal: the host has none.
-
     """
     if switch is None:
         message = f"this host has no {name} switch: no driver of the kernel offers it"

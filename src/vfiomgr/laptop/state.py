@@ -19,7 +19,6 @@ def laptop_of(host: HostSnapshot) -> LaptopFacts:
 
     Raises:
         Refusal: they were not read.
-
     """
     if host.desktop is None:
         message = "the graphics switches are not in the snapshot"

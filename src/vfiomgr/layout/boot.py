@@ -79,7 +79,6 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
 
     Raises:
         Refusal: the host cannot have it, or no unit could run vfiomgr.
-
     """
     compared = compare(host, request.apply)
     found = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
@@ -265,7 +264,6 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
 
     Raises:
         Refusal: vfiomgr is not a command that a unit can run.
-
     """
     if not host.files.has_systemd:
         return dict.fromkeys(SERVICES)

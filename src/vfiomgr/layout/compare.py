@@ -386,7 +386,6 @@ def plan_layout(
 
     Raises:
         Refusal: all reasons against it, of all parts.
-
     """
     compared = compare(host, request, checkpoint)
     return plan_of(host, request, compared, checkpoint)
@@ -403,7 +402,6 @@ def plan_of(
     Raises:
         UsageError: the driver of an on-demand rule is no VFIO driver.
         Refusal: all reasons against it, of all parts.
-
     """
     parts = [part for part in compared.parts if not request.only or part.name in request.only]
     if not request.only:

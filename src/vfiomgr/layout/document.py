@@ -134,7 +134,6 @@ def read_layouts(text: str, source: str) -> LayoutFile:
 
     Raises:
         InvalidDocument: all errors, each with line, column and remedy.
-
     """
     read, flaws = find_flaws(text)
     if read is not None:
@@ -147,7 +146,6 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
 
     Raises:
         UsageError: no layout has this name, or the name is missing and there are several.
-
     """
     first, more = first_of(tuple(file.layouts), _MOST_NAMES)
     names = ", ".join((*first, *more))

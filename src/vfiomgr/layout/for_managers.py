@@ -89,7 +89,6 @@ def configuration(host: HostSnapshot, manager: Manager, node: str | None = None)
 
     Raises:
         UsageError: the node is missing, invalid, or not for this manager.
-
     """
     if manager == "proxmox" and node is None:
         message = "missing option: --node"

@@ -316,7 +316,6 @@ def on_demand_notes(host: HostSnapshot, layout: Layout) -> Iterator[str]:
 
     Raises:
         UsageError: the driver of a rule is no VFIO driver.
-
     """
     for claim in select(host, layout).claims:
         rule = claim.rule

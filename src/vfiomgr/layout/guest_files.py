@@ -82,7 +82,6 @@ def read_guest_files(texts: Mapping[str, str]) -> GuestFile:
 
     Raises:
         InvalidDocument: one is none of these, or an entry cannot be read.
-
     """
     found = GuestFile()
     mappings: dict[str, list[_Place]] = {}

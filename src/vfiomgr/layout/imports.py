@@ -94,7 +94,6 @@ def import_layouts(
     Raises:
         Refusal: boards share an ID of vfio-pci, and `boards` does not say which go to guests.
         UsageError: a board is not one of those.
-
     """
     found = Import()
     if configs is not None:
@@ -334,7 +333,6 @@ def _chosen(
     Raises:
         Refusal: boards share an ID, and the choice between them is missing.
         UsageError: a board is not one of those.
-
     """
     if boards == "all":
         return None

@@ -57,7 +57,6 @@ def refuse_value(what: str, remedy: str = "") -> NoReturn:
 
     Raises:
         WrongValue: always.
-
     """
     raise WrongValue(what, remedy)
 

@@ -45,7 +45,6 @@ class ApplyLayout(Value):
         Raises:
             UsageError: the file cannot be read, or an account does not exist on the host.
             InvalidDocument: the layout does not exist or is malformed.
-
         """
         path = os.fspath(self.file)
         text = text_of(path, "the layout file")
@@ -73,7 +72,6 @@ def layout_request(
 
     Raises:
         UsageError: an account does not exist on the host; without a tree, it is not a number.
-
     """
     from hashlib import sha256  # noqa: PLC0415 - slow to import
 
@@ -113,7 +111,6 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
 
     Raises:
         InvalidDocument: another version wrote it, or it is damaged.
-
     """
     if document.get("api_version") != API_VERSION:
         message = f"{source}: {wrong_version(document.get('api_version'))}"

@@ -329,7 +329,6 @@ class RuleContext(Value):
 
         Raises:
             UsageError: the name was not looked up.
-
         """
         if name is None:
             return None

@@ -33,7 +33,6 @@ def plan_revert(host: HostSnapshot, request: RevertLayout) -> Plan:
 
     Raises:
         Refusal: a device to be moved is in use.
-
     """
     numbers = range(len(request.steps))
     undoing = unfinished.plan_undo(
@@ -121,7 +120,6 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -
 
     Raises:
         Refusal: no layout was applied since boot, or it is already reverted.
-
     """
     runs = _last_application(tree, boot_id)
     if not runs:
@@ -140,7 +138,6 @@ def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
 
     Raises:
         Refusal: another process applied or reverted a layout in the meantime.
-
     """
     if not request.is_same_as(reversion(tree, tree.read(BOOT_ID), request.allow)):
         message = "another vfiomgr applied or reverted a layout in the meantime"

@@ -53,7 +53,6 @@ def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
 
     Raises:
         InvalidDocument: vgpu-device-manager would not accept it.
-
     """
     document = read_values(text, source, _REMEDY)
     try:

@@ -62,7 +62,6 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
 
     Raises:
         Refusal: a driver does not support any, or a guest uses the vGPU.
-
     """
     steps: list[SetVgpuAttribute] = []
     diagnostics: list[Diagnostic] = []

@@ -92,7 +92,6 @@ class LayoutSource(Protocol):
 
         Raises:
             VfiomgrError: there is none.
-
         """
 
     def is_stale(self) -> bool:
@@ -335,7 +334,6 @@ def watch_layout(
     Raises:
         NeedsRoot: with `enforce`, the process may not change the host.
         RolledBack, RollbackIncomplete: a correction was interrupted.
-
     """
     kept = _KeptComparison(host, changes, keeps_health=enforce)
 

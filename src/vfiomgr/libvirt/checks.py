@@ -40,7 +40,6 @@ def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hy
     Raises:
         LibvirtFailed: the connection failed.
         LibvirtSilent: libvirt did not answer in time.
-
     """
     # virConnectGetDomainCapabilities answers only connections that may write.
     may_write = os.geteuid() == 0 or "/session" in uri
@@ -59,7 +58,6 @@ def check_domain(
     Raises:
         UsageError: the file does not exist.
         InvalidDocument: the file does not contain a domain.
-
     """
     (report,) = check_domains(host, [_read(xml)], hypervisor)
     return report
@@ -125,7 +123,6 @@ def check_migration(
     Raises:
         UsageError: the file does not exist.
         InvalidDocument: the file does not contain a domain.
-
     """
     return check_domain_migration(host, _read(xml), to or {}, hypervisor, blocked_reasons)
 
@@ -154,7 +151,6 @@ def blocked_reasons(
     Raises:
         LibvirtFailed: the connection failed, or the domain is off.
         LibvirtSilent: libvirt did not answer in time.
-
     """
     with connect(uri, deadline=deadline) as connection:
         return connection.blocked_reasons(domain)
@@ -165,7 +161,6 @@ def migratability(host: HostSource, device: str | PciAddress) -> Migratability:
 
     Raises:
         UnknownDevice: the host has no such device.
-
     """
     seen = host.scan(with_users=True, with_guests=True)
     vgpu = seen.vgpus.named(str(device))

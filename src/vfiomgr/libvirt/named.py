@@ -51,7 +51,6 @@ def require_iommu(
 
     Raises:
         Refusal: the kernel of this host does not have it.
-
     """
     if not any(unit.options.has_iommufd for unit in units):
         return
@@ -81,7 +80,6 @@ def _backend(
 
     Raises:
         UsageError: VFIO groups are requested, but the kernel has none.
-
     """
     only = [unit.name for unit in units if unit.options.has_iommufd]
     if asked is False and only:
@@ -120,7 +118,6 @@ def hostdev_xml(
         UsageError: a name is not that of a device, or a version is invalid.
         UnknownDevice: the host has no such device or vGPU.
         Refusal: this libvirt cannot read it, or libvirt would bind a device that `bind` refuses.
-
     """
     names = [device_text(device) for device in devices]
     versions = Versions(host, version, qemu_version)
@@ -212,7 +209,6 @@ def domain_xml(
         UsageError: a word or a size is invalid, or options contradict each other.
         UnknownDevice: the host has no such device or vGPU.
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
-
     """
     versions = Versions(host, version, qemu_version)
     plan = planned_domain(host, name, versions, options)
@@ -226,7 +222,6 @@ def planned_domain(
 
     Raises:
         VfiomgrError: as `domain_xml`.
-
     """
     request = request_of(name, options)
     is_confidential = request.launch_security is not None

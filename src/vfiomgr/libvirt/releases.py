@@ -34,7 +34,6 @@ class Feature(Value):
 
         Raises:
             Refusal: libvirt is too old; `why` says what needs the feature.
-
         """
         if not self.is_in(libvirt):
             message = f"{why} needs {self.what} (libvirt {self.since} or later); this is {libvirt}"

@@ -24,7 +24,6 @@ class Versions:
 
     Raises:
         UsageError: a given version is invalid.
-
     """
 
     def __init__(self, host: HostSource, libvirt: str | None, qemu: str | None) -> None:

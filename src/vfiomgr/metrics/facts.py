@@ -54,7 +54,6 @@ def parse_known_devices(text: str | None) -> tuple[KnownDevice, ...]:
 
     Raises:
         InvalidDocument: it is damaged, or of another version.
-
     """
     if text is None:
         return ()

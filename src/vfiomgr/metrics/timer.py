@@ -45,7 +45,6 @@ def find_directory(tree: HostTree, named: str | None) -> HostPath:
 
     Raises:
         Refusal: there is none, or a unit cannot contain its name.
-
     """
     if named is None:
         found = next((place for place in DIRECTORIES if _is_directory(tree, place)), None)
@@ -86,7 +85,6 @@ def render_service(program: str, output: HostPath) -> str:
 
     Raises:
         Refusal: a unit cannot contain the path of the program.
-
     """
     return sealed(f"""\
 {_HEAD}[Unit]
@@ -133,7 +131,6 @@ def installation(tree: HostTree, named: str | None, program: str | None) -> Chan
     Raises:
         Refusal: systemd does not run this host, vfiomgr is not an installed command, the
             directory is not found, or a unit was edited.
-
     """
     directory = find_directory(tree, named)
     edited = next((path for path in FILES if _is_edited(tree.read_text(path))), None)

@@ -60,7 +60,6 @@ def run(settings: AgentSettings, tell: Callable[[str], None]) -> None:
 
     Raises:
         VfiomgrError: as in `Agent.run`.
-
     """
     asyncio.run(Agent(settings, tell).run())
 
@@ -128,7 +127,6 @@ class Agent:
         Raises:
             Refusal: another agent serves this kubelet.
             UsageError: a directory or an address cannot be used.
-
         """
         os.umask(0o077)  # the sockets are for root only
         await self._lock.take()
@@ -360,7 +358,6 @@ class Agent:
 
         Raises:
             HostError: a device is not as it should be, or cannot be verified.
-
         """
         self._ask_soon()
         for device in devices:

@@ -58,7 +58,6 @@ def answer(resource: NodeResource, ids: Sequence[str]) -> Answer:
     Raises:
         UsageError: an ID is unknown.
         Refusal: no container could open a device.
-
     """
     units = _units(resource, ids)
     refuse_if_any(
@@ -219,7 +218,6 @@ def preferred(
 
     Raises:
         UsageError: there are not enough, or a required one is not available.
-
     """
     free, needed = frozenset(available), frozenset(required)
     known = {unit.id: unit for unit in resource.units}

@@ -205,7 +205,6 @@ class Api:
 
         Raises:
             ApiError: it does not exist, or the server did not answer.
-
         """
         request = _Request("get", collection, namespace, name)
         return _checked(request, await self._send(request))
@@ -217,7 +216,6 @@ class Api:
 
         Raises:
             ApiError: the server did not answer, or forgot the version between two pages.
-
         """
         request = _Request("list", collection)
         query, objects = {**_selector(fields), "limit": str(_PAGE)}, []
@@ -236,7 +234,6 @@ class Api:
 
         Raises:
             ApiError: it was refused, or its name exists.
-
         """
         request = _Request("create", collection, namespace)
         return _checked(request, await self._send(request, body=thing))
@@ -246,7 +243,6 @@ class Api:
 
         Raises:
             ApiError: it would be refused.
-
         """
         request = _Request("create", collection)
         made = await self._send(request, query={"dryRun": "All"}, body=thing)  # without a version
@@ -259,7 +255,6 @@ class Api:
 
         Raises:
             ApiError: it was refused, or another client changed the object in the meantime.
-
         """
         metadata = thing["metadata"]
         request = _Request("update", collection, metadata.get("namespace", ""), metadata["name"])
@@ -272,7 +267,6 @@ class Api:
 
         Raises:
             ApiError: it was refused, or another client changed the object in the meantime.
-
         """
         request = _Request("patch", collection, namespace, name)
         return _checked(request, await self._send(request, body=change))
@@ -282,7 +276,6 @@ class Api:
 
         Raises:
             ApiError: it was refused, or the object does not exist.
-
         """
         await self._send(_Request("delete", collection, namespace, name))
 
@@ -293,7 +286,6 @@ class Api:
 
         Raises:
             ApiError: the stream broke, or the version is too old (410).
-
         """
         request = _Request("watch", collection)
         seconds = _RANDOM.randint(*_WATCH)

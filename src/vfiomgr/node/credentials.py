@@ -21,7 +21,6 @@ def require_usable(directory: str, option: str) -> None:
 
     Raises:
         UsageError: one of them cannot be read.
-
     """
     try:
         authorization(directory)
@@ -37,7 +36,6 @@ def authorization(directory: str) -> dict[str, str]:
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not a token (RFC 6750, section 2.1).
-
     """
     with open(os.path.join(directory, "token"), encoding="ascii") as file:
         token = file.read().strip()
@@ -52,7 +50,6 @@ def authority(directory: str) -> str:
 
     Raises:
         OSError: the file cannot be read.
-
     """
     path = os.path.join(directory, "ca.crt")
     with open(path, encoding="ascii", errors="ignore") as file:
@@ -65,7 +62,6 @@ def trusted(certificates: str) -> ssl.SSLContext:
     Raises:
         OSError: a certificate is malformed.
         ValueError: there is none.
-
     """
     if not certificates:  # an empty text would mean the authorities of the system
         message = "ca.crt is empty"

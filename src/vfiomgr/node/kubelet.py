@@ -248,7 +248,6 @@ async def register(directory: str, endpoint: str, resource: str) -> None:
 
     Raises:
         NoAnswer: with the kubelet's text.
-
     """
     request = DEVICES.RegisterRequest(
         version=VERSION,
@@ -276,7 +275,6 @@ async def pod_devices(socket: str) -> tuple[dict[Key, str], dict[str, ClaimUse]]
 
     Raises:
         NoAnswer: the kubelet does not serve pod resources, or was asked too often.
-
     """
     request = PODS.ListPodResourcesRequest()
     found = await _call(

@@ -104,7 +104,6 @@ def installed_layout(tree: HostTree, name: str | None) -> Layout | None:
 
     Raises:
         InvalidDocument: the file is malformed, or has no such layout.
-
     """
     text = tree.read_text(FILE)
     if text is None:
@@ -120,7 +119,6 @@ def named_layout(file: str, name: str | None = None) -> Layout:
     Raises:
         UsageError: it cannot be read, or a name is missing.
         InvalidDocument: it is malformed.
-
     """
     return choose_layout(read_layouts(text_of(file, "the layout"), source_of(file)), name)[1]
 

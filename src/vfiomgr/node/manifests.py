@@ -106,7 +106,6 @@ def render_agent(
 
     Raises:
         Refusal: the path would need quoting.
-
     """
     options, rights = "--metrics unix:/run/vfiomgr/metrics.sock", _SERVING
     if claims is not None:
@@ -150,7 +149,6 @@ def render_cdi(program: str, arguments: Iterable[str] = ()) -> str:
 
     Raises:
         Refusal: the path would need quoting.
-
     """
     return f"""\
 [Unit]
@@ -192,7 +190,6 @@ def named_kubelet_root(distribution: str | None, path: str | None) -> HostPath |
 
     Raises:
         UsageError: the path is not a plain absolute path.
-
     """
     if path is None:
         return None if distribution is None else KUBELET_ROOTS[distribution]
@@ -216,7 +213,6 @@ def found_kubelet_root(tree: HostTree) -> HostPath | None:
 
     Raises:
         UsageError: several kubelets have run there.
-
     """
     known = dict.fromkeys(KUBELET_ROOTS.values())
     used = (tree.resolve(root) for root in known if tree.exists(root / POD_RESOURCES))

@@ -223,7 +223,6 @@ def read_record(kind: type[_R], tree: HostTree, file: HostPath) -> _R | None:
 
     Raises:
         HostError: it cannot be read, e.g. since another version wrote it.
-
     """
     try:
         return from_jsonable(kind, json.loads(read_own(tree, file)))
@@ -242,7 +241,6 @@ def write_record(tree: HostTree, file: HostPath, value: object) -> None:
 
     Raises:
         OSError: it cannot be written.
-
     """
     text = json.dumps(to_jsonable(value), indent=2) + "\n"
     tree.make_directory(file.parent)
@@ -266,6 +264,5 @@ def read(kind: type[_T], line: bytes) -> _T:
 
     Raises:
         ValueError: it is not such a message.
-
     """
     return from_jsonable(kind, msgspec.json.decode(line))

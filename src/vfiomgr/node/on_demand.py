@@ -78,7 +78,6 @@ def unit_of(host: HostSnapshot, address: PciAddress, how: OnDemand) -> NodeUnit:
 
     Raises:
         UsageError: the host does not have it.
-
     """
     drivers = drivers_for(host, Bind((address,), driver=how.driver))
     functions = tuple(map(host.device, sorted(drivers)))

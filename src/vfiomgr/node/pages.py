@@ -68,7 +68,6 @@ class HttpServer:
         Raises:
             Refusal: another process serves the socket.
             UsageError: the address is not valid, is in use, or is another file.
-
         """
         self._clients = Clients(address, _MOST, self._tell)
         try:
@@ -96,7 +95,6 @@ class HttpServer:
 
         Raises:
             Refusal: another process serves a socket in its place.
-
         """
         if self._path and self._stamp != stamp_of(self._path):
             await self.stop()
@@ -172,7 +170,6 @@ def parse_address(address: str) -> tuple[str, int]:
 
     Raises:
         UsageError: it is not of one of these forms.
-
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) >= 1 << 16:

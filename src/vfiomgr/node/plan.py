@@ -78,7 +78,6 @@ def inventory(
 
     Raises:
         UsageError: the prefix or an alias of the settings is invalid.
-
     """
     known = replace(
         known,

@@ -110,7 +110,6 @@ class Scanning:
 
         Raises:
             HostError: the scanning process does not answer.
-
         """
         number = next(self._numbers)
         waiting: asyncio.Future[tuple[Problem, ...]] = asyncio.Future()
@@ -131,7 +130,6 @@ class Scanning:
 
         Raises:
             HostError: one does not answer, or the scanning process does not.
-
         """
         problems = await self.verify("", devices) if devices else ()
         if problems:
@@ -271,7 +269,6 @@ class Creating:
             Refusal: a safety check refuses it, or there is no room.
             StillRunning: it was not created before the deadline.
             HostError: it was not created.
-
         """
         what = f"create a vGPU of type {type_id} on {parent}"
         result = await self._ask(Order("create", owner, parent, type_id), what)
@@ -287,7 +284,6 @@ class Creating:
             Refusal: a guest uses it.
             StillRunning: it was not removed before the deadline.
             HostError: it was not removed.
-
         """
         await self._ask(Order("remove", owner), "remove a vGPU")
 
@@ -300,7 +296,6 @@ class Creating:
             Refusal: a safety check refuses it, or another claim has it.
             StillRunning: it was not bound before the deadline, or the pod for it is away.
             HostError: it was not bound.
-
         """
         addresses = (PciAddress.parse(device),)
         order = Order("bind", owner, addresses=addresses, on_demand=how)
@@ -317,7 +312,6 @@ class Creating:
             Refusal: a guest uses it.
             StillRunning: it was not returned before the deadline.
             HostError: it was not returned.
-
         """
         order = Order("return", owner, addresses=(PciAddress.parse(device),), stays=stays)
         return (await self._ask(order, f"return {device} to its driver")).note
@@ -329,7 +323,6 @@ class Creating:
             Refusal: a guest uses it.
             BinderAway: the pod that bound it does not answer.
             HostError: the reset failed, or did not end before the deadline.
-
         """
         order = Order("reset", addresses=unit.addresses, on_demand=unit.on_demand)
         result = await self._ask(order, f"reset {unit.id}")

@@ -174,7 +174,6 @@ class Server(BaseServer):
 
         Raises:
             OSError: there is something at the path, or it cannot be used.
-
         """
         self._clients = Clients(path, _MOST, self._tell)
         listener = socket.socket(socket.AF_UNIX)
@@ -218,7 +217,6 @@ async def call(
     Raises:
         ConnectionError: nothing answers on the socket.
         CallError: the call failed.
-
     """
     channel = Channel(path=path, codec=_Codec())
     try:

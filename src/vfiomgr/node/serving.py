@@ -225,7 +225,6 @@ def require_short(path: str, option: str) -> None:
 
     Raises:
         UsageError: it is too long.
-
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         message = f"the path of a socket has more than {_LONGEST_PATH} bytes: {path}"

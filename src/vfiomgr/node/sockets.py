@@ -146,7 +146,6 @@ class DirectoryLock:
         Raises:
             Refusal: another agent has locked it.
             UsageError: the directory does not exist.
-
         """
         list_directory(self._directory, "--plugin-directory")
         found = os.stat(self._directory)
@@ -163,7 +162,6 @@ class DirectoryLock:
 
         Raises:
             Refusal: another agent has locked it in the meantime.
-
         """
         if is_lock(self._tree, self._name, self._descriptor):
             return
@@ -197,7 +195,6 @@ def remove_stale(directory: str, prefix: str, option: str) -> None:
 
     Raises:
         UsageError: there is no such directory.
-
     """
     for name in list_directory(directory, option):
         path = os.path.join(directory, name)
@@ -212,7 +209,6 @@ def list_directory(directory: str, option: str) -> list[str]:
 
     Raises:
         UsageError: there is no such directory.
-
     """
     try:
         return os.listdir(directory)
@@ -226,7 +222,6 @@ def refuse_served(path: str) -> None:
 
     Raises:
         Refusal: one does.
-
     """
     if is_served(path):
         message = f"another process serves {path}"

@@ -93,7 +93,6 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 
     Raises:
         HostError: there is none, or a late group cannot be assigned.
-
     """
     address = step.device.address
     device = pci_device(address)
@@ -140,7 +139,6 @@ def bind_by_id(tree: HostTree, device: DeviceIdentity, target: DriverState) -> N
 
     Raises:
         WriteFailed: with the cause and the remedy.
-
     """
     driver = target.driver or ""
     if not is_vfio_driver(driver):
@@ -245,7 +243,6 @@ def require_life(tree: HostTree, step: ChangeDriver) -> None:
 
     Raises:
         HostError: its configuration space reads as all ones.
-
     """
     if not pci_facts.answers(tree, step.device.address):
         address = step.device.address
@@ -342,7 +339,6 @@ def _bring_back(tree: HostTree, address: PciAddress, target: DriverState) -> Non
 
     Raises:
         HostError: the driver still refuses it, or it did not appear again.
-
     """
     causes: list[WriteFailed] = []
     for _ in range(_PROBES):
@@ -388,7 +384,6 @@ def set_method(tree: HostTree, address: PciAddress, methods: str) -> None:
 
     Raises:
         HostError: the kernel stored another list.
-
     """
     if _methods(tree, address) == methods:
         return
@@ -427,7 +422,6 @@ def reset_function(tree: HostTree, step: ResetFunction) -> None:
 
     Raises:
         HostError: the function fell off the bus, or its registers were not restored.
-
     """
     address = step.device.address
     require_same_device(tree, step.device)
@@ -450,7 +444,6 @@ def reset_bus(tree: HostTree, step: ResetBus) -> None:
 
     Raises:
         HostError: a function fell off the bus, or its registers were not restored.
-
     """
     require_same_device(tree, step.device)
     for each in step.functions:

@@ -107,7 +107,6 @@ def set_sizes(tree: HostTree, address: PciAddress, target: DriverState) -> None:
 
     Raises:
         HostError: a BAR has another size, or no address.
-
     """
     before = {bar.index: bar for bar in present_bars(tree, address)} if target.bars else {}
     changed = [w for w in target.bars if w.index not in before or before[w.index].size != w.size]

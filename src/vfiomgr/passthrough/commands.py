@@ -72,7 +72,6 @@ def _refuse_name(text: str) -> None:
 
     Raises:
         UsageError: it has no separator of an address.
-
     """
     if not text.strip() or set("_:./").intersection(text):
         return

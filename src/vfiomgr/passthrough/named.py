@@ -105,7 +105,6 @@ class Bind:
             UsageError: an address or the owner cannot be read, or options contradict each other.
             Refusal: with `persist`, a user other than root could replace the program that the
                 service runs.
-
         """
         fields = fields_of(BindOptions, self.options)
         _refuse_contradictions(fields)
@@ -159,7 +158,6 @@ class Unbind:
 
         Raises:
             UsageError: an address cannot be read, or options contradict each other.
-
         """
         fields = fields_of(UnbindOptions, self.options)
         _refuse_contradictions(fields)
@@ -189,7 +187,6 @@ class Reset:
 
         Raises:
             UsageError: the address cannot be read, or options contradict each other.
-
         """
         require_choice("--method", self.method, RESET_METHODS)
         if self.with_bus and self.method is not None:

@@ -144,7 +144,6 @@ def plan_bind(
     Raises:
         Refusal: a safety check forbids it.
         UsageError: an address or the driver is not found.
-
     """
     _check_driver(host, request.driver)
     if request.release:
@@ -306,7 +305,6 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
     Raises:
         Refusal: a guest uses one of them.
         UnknownDevice: an address is not found.
-
     """
     named = [host.device(address) for address in request.addresses]
     targets = moved_by(host, request)

@@ -53,7 +53,6 @@ def plan_released(
 
     Raises:
         Refusal: something that cannot be released uses a card, or a safety check forbids the bind.
-
     """
     functions = tuple(functions)
     cards = cards_of(host, functions)

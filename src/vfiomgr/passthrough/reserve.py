@@ -48,7 +48,6 @@ def plan_reserve(host: HostSnapshot, request: Reserve) -> Plan:
     Raises:
         Refusal: the desktop needs a card, or the system keeps no files in /etc.
         UsageError: a function does not belong to a display.
-
     """
     cards = distinct(card for address in request.addresses for card in _cards(host, address))
     refuse_if_any([*_needed(host, cards), *lost_files(host.files, "these udev rules")])

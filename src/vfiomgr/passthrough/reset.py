@@ -98,7 +98,6 @@ def plan_reset(
     Raises:
         Refusal: a safety check forbids it, or the method is unavailable.
         UnknownDevice: the address is not found.
-
     """
     device = host.device(request.address)
     if request.with_bus:

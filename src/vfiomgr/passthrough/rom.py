@@ -76,7 +76,6 @@ def read_rom(tree: HostTree, device: PciDevice) -> bytes:
     Raises:
         HostError: the function has no ROM, or does not wake up, or the kernel does not return it.
         NeedsRoot: this user may not.
-
     """
     require_rights(tree)
     place = pci_device(device.address) / "rom"

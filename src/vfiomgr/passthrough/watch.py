@@ -237,7 +237,6 @@ def watch(tree: HostTree, on_note: Callable[[str], None]) -> None:
 
     Raises:
         HostError: a listener process has exited.
-
     """
     channels: list[socket.socket] = []
     for processor in sorted(os.sched_getaffinity(0))[:_LISTENERS]:
@@ -315,7 +314,6 @@ def watch_machine(host: HostSource) -> None:
     Raises:
         UsageError: the host is not this machine.
         NeedsRoot: changing the host requires root.
-
     """
     if host.snapshot is not None or host.tree.root != host.machine.root:
         message = "cannot watch a recorded host: hot-plug events come from the running kernel"

@@ -28,7 +28,6 @@ class BarSize(Value):
 
         Raises:
             UsageError: it is not a BAR with a size, or no BAR can have this size.
-
         """
         found = _BAR_SIZE.fullmatch(text)
         mebibytes = parse_size(found[2]) if found else None

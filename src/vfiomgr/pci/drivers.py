@@ -266,7 +266,6 @@ def _read(tree: HostTree, name: str) -> OriginalState | None:
     Raises:
         _UnreadableError: it may contain the state of a function.
         ValueError: it is something else.
-
     """
     if name.startswith("."):
         return None

@@ -242,7 +242,6 @@ def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int],
 
     Raises:
         NoRoom: there are too few addresses above the memory.
-
     """
     sizes = (power_of_two(needed), needed)
     ends = [_aligned(end_of_memory(each), 1 << (each.bit_length() - 1)) + each for each in sizes]

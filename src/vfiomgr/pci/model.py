@@ -128,7 +128,6 @@ class PciAddress(tuple[int, int, int, int]):
 
         Raises:
             UsageError: the text is not an address, or a short one matches several domains.
-
         """
         lowered = _bare(text.strip().lower())
         if match := _FULL.fullmatch(lowered):
@@ -187,7 +186,6 @@ class PciAddress(tuple[int, int, int, int]):
 
         Raises:
             ValueError: the text is not an address.
-
         """
         try:
             return cls.parse(str(value))
@@ -250,7 +248,6 @@ def device_text(device: str | PciAddress) -> str:
 
     Raises:
         TypeError: it is something else, e.g. a list, or a device.
-
     """
     if isinstance(device, str | PciAddress):
         return str(device)

@@ -37,7 +37,6 @@ def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
 
     Raises:
         HostError: a node has another owner afterwards.
-
     """
     for node in _nodes(tree, step):
         if tree.access(node) == step.after:

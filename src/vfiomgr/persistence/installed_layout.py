@@ -127,7 +127,6 @@ def render_boot(
 
     Raises:
         Refusal: a unit cannot contain the path or name.
-
     """
     return sealed(f"""\
 {_HEAD}[Unit]
@@ -149,7 +148,6 @@ def render_watch(program: str, name: str | None, allow: tuple[str, ...] = ()) ->
 
     Raises:
         Refusal: a unit cannot contain the path or name.
-
     """
     command = f"layout watch {FILE}{_choosing(name)} --enforce{_allowing(allow)}"
     return sealed(f"""\
@@ -185,7 +183,6 @@ def _word(name: str) -> str:
 
     Raises:
         Refusal: it contains a character that cannot be quoted.
-
     """
     if _BARE.fullmatch(name):
         return name

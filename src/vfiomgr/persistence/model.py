@@ -84,7 +84,6 @@ def render_rule(binding: PersistedBinding) -> str:
 
     Raises:
         Refusal: a rule cannot contain a value; rules have no escapes.
-
     """
     import json  # noqa: PLC0415 - `list` needs none
 
@@ -137,7 +136,6 @@ def require_plain_device(device: DeviceIdentity, remedy: str, **names: str) -> N
 
     Raises:
         Refusal: they cannot; rules have no escapes.
-
     """
     for what, value, pattern in (
         *((what, name, _DRIVER) for what, name in names.items()),
@@ -276,7 +274,6 @@ def render_unit(program: str) -> str:
 
     Raises:
         Refusal: the path would need quoting.
-
     """
     return sealed(f"""\
 # vfiomgr: removed with the last rule, by vfiomgr unbind --forget.
@@ -296,7 +293,6 @@ def require_plain(program: str) -> str:
 
     Raises:
         Refusal: it would need quoting.
-
     """
     if not _PLAIN.fullmatch(program):
         message = f"cannot write a systemd unit for {program!r}: unsupported characters"

@@ -131,7 +131,6 @@ def own_program() -> str | None:
 
     Raises:
         Refusal: users other than root could replace the program.
-
     """
     places = _isolated_places() if _is_command() else None
     if places is None:

@@ -336,7 +336,6 @@ def plan_change(host: HostSnapshot, request: ChangeFiles) -> Plan:
 
     Raises:
         Refusal: a file has none of the expected texts.
-
     """
     wanted = set(_remaining(host, request))
     steps = tuple(

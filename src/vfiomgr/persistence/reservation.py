@@ -71,7 +71,6 @@ def render_reservation(reserved: Reservation) -> str:
 
     Raises:
         Refusal: a rule cannot contain an attribute of the device.
-
     """
     import json  # noqa: PLC0415 - `list` needs none
 

@@ -147,7 +147,6 @@ def refuse_lost(name: str, paths: Iterable[str]) -> None:
 
     Raises:
         Refusal: one of the files is in /etc.
-
     """
     path = next((path for path in paths if path.startswith("/etc/")), None)
     system = SYSTEMS.get(name)

@@ -41,7 +41,6 @@ def arguments_of(request: GuestRequest, plan: GuestPlan) -> tuple[QemuArgument, 
 
     Raises:
         Refusal: the root bus has too few slots for the ports.
-
     """
     return (
         *_machine(request, plan),

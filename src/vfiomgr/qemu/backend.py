@@ -40,7 +40,6 @@ class QemuBackend(Value):
             UnknownDevice: the host has no such device or vGPU.
             UsageError: options contradict each other.
             Refusal: the host or QEMU does not support it; the message names the remedy.
-
         """
         units = units_of(host, request.devices)
         check_together(units)

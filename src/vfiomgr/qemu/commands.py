@@ -104,7 +104,6 @@ def require_one_output(session: Session, *, is_check: bool, readconfig: bool) ->
 
     Raises:
         UsageError: --readconfig beside --check or --format.
-
     """
     other = "--check" if is_check else f"--format {session.format}"
     if readconfig and (is_check or session.format != "table"):

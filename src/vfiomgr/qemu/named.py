@@ -116,7 +116,6 @@ def arguments_for(
         UsageError: a name is not that of a device, or an option is invalid.
         UnknownDevice: the host has no such device or vGPU.
         Refusal: the host or QEMU does not support it; the message names the remedy.
-
     """
     plan = planned_guest(host, [device_text(one) for one in devices], qemu_version, options)
     return tuple(word for one in plan.arguments for word in (f"-{one.option}", one.value))
@@ -129,7 +128,6 @@ def planned_guest(
 
     Raises:
         VfiomgrError: as `arguments_for`.
-
     """
     request = _request(names, options)
     given = given_version("--qemu-version", qemu_version, QEMU_EXAMPLE)
@@ -160,7 +158,6 @@ def check(
 
     Raises:
         VfiomgrError: as `arguments_for`.
-
     """
     plan = planned_guest(host, [device_text(one) for one in devices], qemu_version, options)
     about = frozenset(function.address for unit in plan.guest.seen for function in unit.functions)
@@ -187,7 +184,6 @@ def _uses_iommufd(
     Raises:
         UsageError: VFIO groups are requested, but the kernel has none.
         Refusal: iommufd is requested, but the kernel does not have it.
-
     """
     without_groups = [unit.name for unit in units if not unit.has_groups]
     if asked is False and without_groups:

@@ -44,7 +44,6 @@ def configuration_file(arguments: Iterable[QemuArgument]) -> str:
 
     Raises:
         UsageError: QEMU cannot read a value from a file.
-
     """
     sections = (_section(one) for one in arguments if one.option in _SECTIONS)
     return "\n".join(sections)

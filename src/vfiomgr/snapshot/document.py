@@ -43,7 +43,6 @@ def from_document(document: dict[str, Any]) -> HostSnapshot:
 
     Raises:
         Misfit: the members are not those of a snapshot; names the first wrong one.
-
     """
     facets = HostSnapshot.facets
     facet_of = {key: name for name, kind in facets.items() for key in kind.__struct_encode_fields__}
@@ -99,7 +98,6 @@ def read_dated(text: str, source: str) -> tuple[HostSnapshot, Created]:
 
     Raises:
         InvalidDocument: not JSON or YAML, another kind of document, or wrong fields.
-
     """
     if not text.strip():
         message = f"{source}: the file is empty"
@@ -144,7 +142,6 @@ def _check_versions(host: HostSnapshot) -> None:
 
     Raises:
         Misfit: one is not a version.
-
     """
     support = host.guest_support
     release = host.kernel.release if (host.kernel.release or "")[:1].isdecimal() else None
@@ -168,7 +165,6 @@ def load_dated(source: str) -> tuple[HostSnapshot, Created]:
     Raises:
         UsageError: it cannot be read.
         InvalidDocument: it is not a snapshot.
-
     """
     try:
         data = bytes_of(source, "the snapshot", _LONGEST_SNAPSHOT)

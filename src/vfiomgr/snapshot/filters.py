@@ -62,7 +62,6 @@ class Filter(NamedTuple):
 
         Raises:
             UsageError: an address is malformed, or the host has no such device.
-
         """
         found = [host.device(address).address for address in session.addresses(self.addresses)]
         return Selection(self, frozenset(found))
@@ -142,7 +141,6 @@ def _class_digits(
 
     Raises:
         click.BadParameter: a text is neither a name nor the digits of a class.
-
     """
     found: list[str] = []
     for value in values:

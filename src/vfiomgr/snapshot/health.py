@@ -295,7 +295,6 @@ def keep_health(tree: HostTree, host: HostSnapshot) -> None:
 
     Raises:
         HostError: the record cannot be written.
-
     """
     now = replace(host, links=read_links(tree, host.devices), health=read_health(tree, host))
     data = msgspec.json.format(msgspec.json.encode(to_jsonable(noted(now)))) + b"\n"

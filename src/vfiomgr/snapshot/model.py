@@ -96,7 +96,6 @@ class HostSnapshot(HostFacts):
 
         Raises:
             UnknownDevice: there is none.
-
         """
         try:
             return self._by_address[address]

@@ -30,7 +30,6 @@ def find_address(host: HostSnapshot, text: str) -> PciAddress:
 
     Raises:
         UsageError: it is not an address, or matches several functions.
-
     """
     if identifiers_in(text) is None:
         return PciAddress.parse(text, {device.address for device in host.devices})
@@ -45,7 +44,6 @@ def with_identifiers(host: HostSnapshot, text: str) -> tuple[PciAddress, ...]:
 
     Raises:
         UnknownDevice: there is none.
-
     """
     wanted = identifiers_in(text)
     found = tuple(d.address for d in host.devices if (d.vendor_id, d.device_id) == wanted)
@@ -62,7 +60,6 @@ def with_name(host: HostSnapshot, text: str) -> PciDevice:
 
     Raises:
         UsageError: there is none, or there are several.
-
     """
     low = text.lower()
     found = [d for d in host.devices if low in d.name.lower() and not d.physical_function]

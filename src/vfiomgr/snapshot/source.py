@@ -62,7 +62,6 @@ class HostSource:
 
         Raises:
             UsageError: the root is not that of a host.
-
         """
         if not self._has_sys:
             message = f"not a host root: {self.root!r} (no sys/ directory)"
@@ -75,7 +74,6 @@ class HostSource:
 
         Raises:
             UsageError: the directory does not exist.
-
         """
         if not os.path.isdir(self.root):
             message = f"not a directory: {self.root!r}"
@@ -101,7 +99,6 @@ class HostSource:
             UsageError: the root is not that of a host, or the snapshot cannot be read.
             InvalidDocument: the snapshot is malformed.
             HostError: this machine's PCI devices cannot be listed.
-
         """
         require_known(further, FurtherFacts)
         if self.snapshot is not None:
@@ -202,7 +199,6 @@ class HostSource:
 
         Raises:
             UsageError: the source is a snapshot.
-
         """
         if self.snapshot is not None:
             raise UsageError(why, remedy)
@@ -214,7 +210,6 @@ class HostSource:
 
         Raises:
             UsageError: a text is not an address, or matches several domains.
-
         """
         names = [name for text in texts for name in self._named(device_text(text))]
         if self.snapshot is not None:
@@ -227,7 +222,6 @@ class HostSource:
 
         Raises:
             UsageError: as in `addresses`, or the text matches several functions.
-
         """
         first, *others = self.addresses((text,))
         if others:
@@ -239,7 +233,6 @@ class HostSource:
 
         Raises:
             UsageError: there is none, or there are several.
-
         """
         device = with_name(self.scan_devices(), text)
         self.on_note(f"{text}: {device.address} ({device.name})")

@@ -39,7 +39,6 @@ def set_quotas(tree: HostTree, step: SetQuotas) -> None:
 
     Raises:
         HostError: the driver rejects a quota, or reports another value.
-
     """
     require_same_device(tree, step.device)
     for change in step.changes:
@@ -72,7 +71,6 @@ def set_autoprobe(tree: HostTree, step: SetAutoprobe) -> None:
 
     Raises:
         HostError: the attribute did not change.
-
     """
     require_same_device(tree, step.device)
     target = pci_device(step.device.address) / "sriov_drivers_autoprobe"
@@ -92,7 +90,6 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
 
     Raises:
         HostError: the driver created fewer than requested, although the write succeeded.
-
     """
     require_same_device(tree, step.device)
     address = step.device.address
@@ -122,7 +119,6 @@ def set_vectors(tree: HostTree, step: SetVectors) -> None:
 
     Raises:
         HostError: the driver rejects a number, or the configuration space has another one.
-
     """
     require_same_device(tree, step.device)
     _set_vectors(tree, pci_facts.read_virtual_functions(tree, step.device.address), step.after)
@@ -174,7 +170,6 @@ def await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
 
     Raises:
         HostError: some have no group in time; the message names them.
-
     """
 
     def missing() -> list[PciAddress]:
@@ -207,7 +202,6 @@ def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
 
     Raises:
         HostError: the program failed, or its result is incomplete.
-
     """
     require_same_device(tree, step.device)
     address = step.device.address

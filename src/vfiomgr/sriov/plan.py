@@ -63,7 +63,6 @@ def plan_vectors(host: HostSnapshot, request: ChangeVectors) -> Plan:
     Raises:
         Refusal: the driver cannot set them, the device has fewer, or a function has a driver.
         UnknownDevice: the address is not found.
-
     """
     named = host.device(request.address)
     physical = host.device(named.physical_function or named.address)
@@ -101,7 +100,6 @@ def exchange_vectors(
 
     Raises:
         Refusal: one of them has a driver.
-
     """
     if count is None:
         return ()
@@ -172,7 +170,6 @@ def plan_set(
     Raises:
         Refusal: a safety check forbids it.
         UnknownDevice: the address is not found.
-
     """
     checkpoint = checkpoint or FunctionsCheckpoint()
     device = host.device(request.address)

@@ -319,7 +319,6 @@ def plan_change(
     Raises:
         Refusal: their driver does not support the quota, or cannot change it now.
         UnknownDevice: the address is not found.
-
     """
     named = host.device(request.address)
     physical = named

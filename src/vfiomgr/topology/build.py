@@ -108,7 +108,6 @@ def tree_of(host: HostSnapshot, only: Collection[PciAddress] = ()) -> Topology:
 
     Raises:
         UnknownDevice: the host has no such function.
-
     """
     wanted = {str(host.device(address).address) for address in only}
     root = _Builder(host).root()

@@ -91,7 +91,6 @@ def _usual_form(session: Session, output: str | None) -> Form:
 
     Raises:
         UsageError: neither names a format.
-
     """
     suffix = os.path.splitext(output or "")[1].lower()
     known = _BY_SUFFIX.get(suffix)

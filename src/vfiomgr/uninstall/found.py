@@ -86,7 +86,6 @@ def find(
     Raises:
         Refusal: an operation was interrupted, or the node agent or its pods still need the files.
         NeedsRoot: only root may read the records.
-
     """
     host.require_live("a snapshot cannot be changed", "run vfiomgr uninstall on the host itself")
     tree = host.files
@@ -142,7 +141,6 @@ def refuse_unfinished(host: ManagedHost) -> None:
 
     Raises:
         Refusal: an operation was interrupted, pods have claims, or an agent runs.
-
     """
     for run in host.interrupted().cut_off:
         message = f"an operation was interrupted: {run.summary}, in step: {run.step}"

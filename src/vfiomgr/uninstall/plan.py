@@ -69,7 +69,6 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
 
     Raises:
         Refusal: a device to be unbound is in use.
-
     """
     edited = dict.fromkeys(edited_files(host))
     unedited = _without(host, edited)
@@ -241,7 +240,6 @@ def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
     Raises:
         InvalidDocument: it is not a definition of vGPUs.
         Refusal: it contains something that vfiomgr cannot write.
-
     """
     if is_sealed(file.text):
         return True

@@ -229,7 +229,6 @@ def _require_own_socket(path: str) -> None:
 
     Raises:
         OSError: it is absent, no socket, or that of another user.
-
     """
     found = os.lstat(path)
     if not stat.S_ISSOCK(found.st_mode):
@@ -250,7 +249,6 @@ def read_status(path: str) -> NodeStatus:
 
     Raises:
         HostError: no agent answers.
-
     """
     try:
         return _read(*_ask(path, "GET", "/status"))
@@ -265,7 +263,6 @@ def release(path: str, device: str) -> None:
     Raises:
         UsageError: the agent does not offer it.
         HostError: no agent answers.
-
     """
     remedy = "vfiomgr node status lists the devices"
     if not device.isprintable():
@@ -281,7 +278,6 @@ def _read(status: int, content: bytes) -> NodeStatus:
 
     Raises:
         ValueError: it is an error, incomplete, or that of another version.
-
     """
     if status != _OK:
         raise ValueError(content.decode(errors="replace").strip())
@@ -324,7 +320,6 @@ def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]
 
     Raises:
         HostError: no agent answers.
-
     """
     try:
         return _exchange(path, method, page, body.encode(), DEADLINE)
@@ -342,7 +337,6 @@ def _exchange(path: str, method: str, page: str, body: bytes, seconds: float) ->
     Raises:
         OSError: it is no socket of root or this user, the agent does not answer in time, or the
             answer is not one of HTTP.
-
     """
     import socket  # noqa: PLC0415 - most hosts have no agent
 
@@ -457,7 +451,6 @@ def _entries(tree: HostTree) -> list[_Entry]:
         HostError: it is too large.
         ValueError: it is not such a record, or has names that no pod has.
         RecursionError: it is nested too deeply.
-
     """
     data = tree.read_whole(RECORD)
     if data is None and os.geteuid() != 0:

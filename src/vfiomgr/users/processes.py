@@ -296,7 +296,6 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
 
     Raises:
         PermissionError: this user may not see them.
-
     """
     directory = _PROC / pid / "fd"
     try:
@@ -315,7 +314,6 @@ def _target(tree: HostTree, descriptor: HostPath) -> str | None:
 
     Raises:
         PermissionError: it cannot be read.
-
     """
     try:
         return os.readlink(tree.locate(descriptor))

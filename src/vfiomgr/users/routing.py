@@ -48,7 +48,6 @@ def dump(kind: int, size: int) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         OSError: the kernel refuses it or does not answer.
-
     """
     import socket  # noqa: PLC0415 - slow, and few need it
 

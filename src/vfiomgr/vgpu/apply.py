@@ -48,7 +48,6 @@ def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
 
     Raises:
         HostError: the vGPU has no such attribute, or the driver rejects the value.
-
     """
     target = _target(tree, step)
     current = tree.read(target)
@@ -149,7 +148,6 @@ def adopt(tree: HostTree, step: AdoptVgpu) -> None:
 
     Raises:
         HostError: the function has another type now, or the record cannot be written.
-
     """
     require_same_device(tree, step.device)
     address = step.device.address
@@ -232,7 +230,6 @@ def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
 
     Raises:
         HostError: nvidia-smi fails, or does not report the new state.
-
     """
     require_same_device(tree, step.device)
     require_runnable(tree, "nvidia-smi")
@@ -299,7 +296,6 @@ def set_mode(tree: HostTree, step: ModeStep, limit: float | None = None) -> None
 
     Raises:
         HostError: nvidia-smi fails, or does not report the new mode.
-
     """
     require_same_device(tree, step.device)
     require_runnable(tree, "nvidia-smi")

@@ -102,7 +102,6 @@ class CreateVgpu:
 
         Raises:
             UsageError: no type is specified, or a size or UUID is invalid.
-
         """
         fields = fields_of(VgpuOptions, self.options)
         count, uuid = fields.pop("count"), fields.pop("uuid", None)
@@ -137,7 +136,6 @@ class RemoveVgpu:
 
         Raises:
             UsageError: no vGPU is named, or a name is neither a UUID nor an address.
-
         """
         if bool(self.names) is self.every or (self.parent is not None and not self.every):
             message = "expected vGPU names, or --all (optionally with --parent)"

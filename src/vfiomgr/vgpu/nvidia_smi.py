@@ -87,7 +87,6 @@ def read_instances(tree: HostTree, address: PciAddress) -> tuple[GpuInstance, ..
 
     Raises:
         HostError: nvidia-smi does not report them.
-
     """
     texts = [_ask(tree, question, "-i", str(address)) for question in ("-lgi", "-lci")]
     if None in texts:

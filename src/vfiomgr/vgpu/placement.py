@@ -57,7 +57,6 @@ def choose(host: HostSnapshot, request: CreateVgpu) -> Placements:
     Raises:
         UnknownDevice: the parent or a matching type is not found.
         Refusal: there is no room for all of them; the message names the reason for each GPU.
-
     """
     asked = _asked_gpus(host, request)
     fitting = {gpu.name: sorted(serving(gpu, request), key=_by_size) for gpu in asked}
@@ -83,7 +82,6 @@ def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
 
     Raises:
         UnknownDevice: the device is not found, or does not support vGPUs.
-
     """
     known = gpus(host)
     for gpu in known:

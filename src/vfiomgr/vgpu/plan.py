@@ -54,7 +54,6 @@ def needed_instances(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuI
 
     Raises:
         Refusal: they do not fit beside the existing ones.
-
     """
     found: list[SetGpuInstances] = []
     for gpu in gpus(host):
@@ -80,7 +79,6 @@ def missing_instances(host: HostSnapshot, device: PciDevice, names: Sequence[str
 
     Raises:
         Refusal: they do not fit, or the GPU has no such profile.
-
     """
     plan = Plan(f"set GPU instances of {device}", ())
     partition = host.vgpus.partition_of(str(device.address))
@@ -215,7 +213,6 @@ def plan_create(
     Raises:
         UnknownDevice: the parent or a matching type is not found.
         Refusal: there is no room, or another vGPU has the UUID.
-
     """
     parent = request.parent
     if parent is not None and ":" in parent:
@@ -282,7 +279,6 @@ def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
     Raises:
         Refusal: a guest uses one of them.
         UnknownDevice: a name cannot be that of a vGPU.
-
     """
     for name in request.names:
         refuse_function(host, name)
@@ -316,7 +312,6 @@ def _there_already(
 
     Raises:
         Refusal: a vGPU of another type or parent has the UUID.
-
     """
     found: dict[int, Vgpu] = {}
     for number, uuid in enumerate(request.uuids):
@@ -430,7 +425,6 @@ def _require_no_parent(host: HostSnapshot, name: str) -> None:
 
     Raises:
         UnknownDevice: it has such vGPUs.
-
     """
     carried = [v.name for gpu in gpus(host) for v in gpu.instances if name in (gpu.name, v.parent)]
     if carried:

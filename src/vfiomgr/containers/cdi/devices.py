@@ -65,7 +65,6 @@ def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpec
         UsageError: the kind is invalid.
         Refusal: a named device is not available, or lacks the requested kind of node; or the
             requested consumer cannot read the specification.
-
     """
     _refuse_kind(offer_request.kind)
     every = list(offers(host, with_mediated=offer_request.is_plain))

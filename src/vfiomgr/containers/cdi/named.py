@@ -98,7 +98,6 @@ def specification(
         UsageError: an address, the kind or the consumer is invalid.
         UnknownDevice: the host has no such device.
         Refusal: a device is not available, or none is; the message names the remedy.
-
     """
     return made(host, offer(host, devices, options))
 
@@ -118,7 +117,6 @@ def request(
 
     Raises:
         UsageError: an address or the consumer is invalid.
-
     """
     require_choice("--lifetime", lifetime, tuple(DIRECTORIES))
     return WriteCdi(offer(host, devices, options), lifetime)
@@ -134,7 +132,6 @@ def write(
 
     Raises:
         VfiomgrError: as `specification`, and as `Host.apply`.
-
     """
     return host.apply(request(host, *devices, lifetime=lifetime, **options))
 
@@ -146,7 +143,6 @@ def removal(
 
     Raises:
         UsageError: a name is in no specification; the hint is the nearest one.
-
     """
     if names:
         is_live = host.snapshot is None
@@ -178,7 +174,6 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     Raises:
         UsageError: a file is not readable, or there is no such consumer.
         InvalidDocument: a file is not text.
-
     """
     readers = consumers_named(consumer)
     seen = host.scan_or_image()

@@ -60,7 +60,6 @@ def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
         Refusal: no device is available, another file has the same devices differently, or the
             existing file is not vfiomgr's.
         UsageError: the kind is invalid.
-
     """
     wanted = specification_of(host, request.offer)
     path = own_file(DIRECTORIES[request.lifetime], request.offer.kind)
@@ -301,7 +300,6 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
 
     Raises:
         Refusal: a name is only in a file of another program.
-
     """
     steps: list[ReplaceFile] = []
     gone: list[str] = []

@@ -161,7 +161,6 @@ def consumers_named(name: str) -> tuple[Consumer, ...]:
 
     Raises:
         UsageError: the consumer is unknown.
-
     """
     found = tuple(c for c in CONSUMERS if name in (ANY, c.name, c.name.partition("-")[0]))
     if not found:

@@ -98,7 +98,6 @@ def inject(document: JsonDocument, injections: Iterable[Injection]) -> Edit:
     Raises:
         InvalidDocument: it is not an OCI configuration.
         Refusal: another program added one of the nodes with other numbers.
-
     """
     editor = _Editor(document)
     added, already = [], []
@@ -118,7 +117,6 @@ def eject(document: JsonDocument, names: Iterable[str] | None) -> Edit:
 
     Raises:
         InvalidDocument: it is not an OCI configuration.
-
     """
     editor = _Editor(document)
     removed: dict[str, None] = {}

@@ -80,7 +80,6 @@ def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
 
     Raises:
         Refusal: this kernel has no cdev for one.
-
     """
     holders = unit.functions or ((unit.vgpu,) if unit.vgpu is not None else ())
     if form == "group":
@@ -197,7 +196,6 @@ def read_node(tree: HostTree, path: str) -> DeviceNode:
 
     Raises:
         HostError: there is no such node, or its numbers are unknown.
-
     """
     node = HostPath(path)
     access = tree.access(node)

@@ -63,7 +63,6 @@ def dump_containerd(
 
     Raises:
         HostError: it cannot read them.
-
     """
     if not tree.runs_programs:
         return None
@@ -166,7 +165,6 @@ def dump_crio(
 
     Raises:
         HostError: it cannot read them.
-
     """
     if not tree.runs_programs:
         return None
@@ -201,7 +199,6 @@ def validate_docker(tree: HostTree, text: str) -> bool:
 
     Raises:
         HostError: it rejects the file.
-
     """
     if not tree.runs_programs:
         return False
@@ -282,7 +279,6 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
 
     Raises:
         Refusal: it would not read the entry, or would read other settings differently.
-
     """
     name = str(place)
     if place.program == "docker":
@@ -322,7 +318,6 @@ def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Tex
 
     Raises:
         HostError: it cannot read them.
-
     """
     if place.other is not None:
         return None
@@ -370,7 +365,6 @@ def change(make: Callable[[], Prepared], work: ApplyContext) -> tuple[Prepared, 
 
     Raises:
         VfiomgrError: as the preparation, and `apply_prepared`.
-
     """
     with ExitStack() as stack:
         with prepared(work, only_files=True):
@@ -385,7 +379,6 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
     Raises:
         RolledBack: it does not read the expected settings; all files were restored.
         RollbackIncomplete: the files could not be restored.
-
     """
     outcome = carry_out(prepared.request, work)
     has_answer = outcome.is_changed and prepared.foreseen is not None

@@ -38,7 +38,6 @@ def mixed_versions(
 
     Raises:
         InvalidDocument: a file is not readable.
-
     """
     told = text.parse(main.text or "", main.path).get("version")
     for file in imported:
@@ -222,7 +221,6 @@ def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     Raises:
         InvalidDocument: a file is not readable.
         Refusal: containerd would not accept the entry, or would lose other settings.
-
     """
     files = _Files(facts)
     refuse_missing(facts)

@@ -86,7 +86,6 @@ def remove(
     Raises:
         InvalidDocument: a file is not readable.
         Refusal: an entry was changed since, or cannot be removed without losing something else.
-
     """
     going = [entry for entry in record.entries if entry.name in names]
     staying = [entry for entry in record.entries if entry.name not in names]
@@ -253,7 +252,6 @@ def prepare_removal(
     Raises:
         InvalidDocument: a file is not readable.
         Refusal: the entry was changed since, its record is missing, or it is of the other kind.
-
     """
     told = text_of_record(tree)
     record = parse_record(told)
@@ -276,7 +274,6 @@ def prepare_removals(
 
     Raises:
         InvalidDocument, Refusal: as `prepare_removal`.
-
     """
     ready = _without_entries(tree, place, names, told, command)
     return ready, ready.request.changes[-1].after
@@ -427,7 +424,6 @@ def prepare_entry(
     Raises:
         InvalidDocument: a file is not readable.
         Refusal: the runtime would not accept the entry, or would lose other settings.
-
     """
     told = text_of_record(tree)
     record = parse_record(told)

@@ -51,7 +51,6 @@ def has_entry(file: ConfigFile, program: str, name: str) -> bool:
 
     Raises:
         InvalidDocument: the file is not readable.
-
     """
     if file.text is None:
         return False
@@ -139,7 +138,6 @@ def refuse_elsewhere(tree: HostTree, program: ProgramName | None, main: str | No
 
     Raises:
         Refusal: it does; the remedy has the file and the command.
-
     """
     is_selected = (program is None and main is None) or (
         program == "containerd" and main is None and not _has_program(tree, "containerd")
@@ -293,7 +291,6 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
 
     Raises:
         InvalidDocument: it exists, but is not readable text.
-
     """
     place = tree.followed(path)
     status = tree.status(place)
@@ -445,7 +442,6 @@ def places_of(
     Raises:
         NeedsRoot: only root may read the record.
         InvalidDocument: the record is damaged.
-
     """
     places = []
     for one in parse_record(text_of_record(tree)):
@@ -464,7 +460,6 @@ def recorded_places(tree: HostTree) -> tuple[RuntimeLocation, ...]:
 
     Raises:
         NeedsRoot, InvalidDocument: as `places_of`.
-
     """
     record = parse_record(text_of_record(tree))
     names = dict.fromkeys(entry.name for runtime in record for entry in runtime.entries)

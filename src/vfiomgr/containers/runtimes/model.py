@@ -118,7 +118,6 @@ def imports_of(data: dict[str, Any], place: str) -> tuple[str, ...]:
 
     Raises:
         InvalidDocument: they are not a list of strings.
-
     """
     told = data.get("imports", [])
     if not isinstance(told, list) or not all(isinstance(pattern, str) for pattern in told):

@@ -99,7 +99,6 @@ class EntryChange:
         Raises:
             InvalidDocument: a file is not readable.
             Refusal: the runtime would not accept the entry, or would lose other settings.
-
         """
         ready = self._make()
         found = plan(scan_for(ready.request, self._host.files, None), ready.request)
@@ -112,7 +111,6 @@ class EntryChange:
             InvalidDocument, Refusal: as `plan`.
             RolledBack: the runtime does not read the expected settings; all files were restored.
             RollbackIncomplete: the files could not be restored.
-
         """
         tree = self._host.files
         ready, outcome = apply.change(self._make, ApplyContext(tree, **self._host.options))
@@ -158,7 +156,6 @@ def configure(  # noqa: PLR0913 - each is an option of the command
     Raises:
         UsageError: the name or the path is invalid, or there is no container runtime, or several.
         Refusal: the program does not exist.
-
     """
     require_name(name)
     place = locate(host, **options)
@@ -180,7 +177,6 @@ def unconfigure(
 
     Raises:
         UsageError: the name is invalid, or there is no runtime, or several have the entry.
-
     """
     require_name(name)
     place = locate_entry(host, name, **options)
@@ -213,7 +209,6 @@ def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation
         UsageError: there is none, or there are several.
         Refusal: it reads its entries from files that vfiomgr does not write.
         InvalidDocument: its configuration is not readable.
-
     """
     version = _checked(host, options)
     main = options.get("runtime_config")
@@ -237,7 +232,6 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
         UsageError: several runtimes have one.
         NeedsRoot: only root may read the record.
         InvalidDocument: the record, or a file of a runtime, is not readable.
-
     """
     version = _checked(host, options)
     main = options.get("runtime_config")
@@ -287,7 +281,6 @@ def require_name(name: str) -> None:
 
     Raises:
         UsageError: it has characters other than letters, digits, - and _.
-
     """
     if not _NAME.fullmatch(name):
         message = f"invalid runtime name: {name!r}"

@@ -44,7 +44,6 @@ def decide_crio(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     Raises:
         InvalidDocument: a file is not readable.
         Refusal: an entry of another program has the name.
-
     """
     entry = (*_RUNTIMES, request.name)
     for file in (facts.main, *facts.imported, facts.drop_in):
@@ -130,7 +129,6 @@ def decide_docker(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     Raises:
         InvalidDocument: the file is not readable.
         Refusal: the name is in use, or this Docker does not support such entries.
-
     """
     main = facts.main
     data = {} if main.text is None else text.parse(main.text, main.path)
@@ -191,7 +189,6 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
 
     Raises:
         Refusal: an entry of another program has the name, or it cannot be set here.
-
     """
     template, rendered = facts.drop_in, facts.main
     plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2

@@ -103,7 +103,6 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
 
     Raises:
         InvalidDocument: it is invalid, or of another version.
-
     """
     if text is None:
         return ()
@@ -130,7 +129,6 @@ def text_of_record(tree: HostTree) -> str | None:
 
     Raises:
         NeedsRoot: only root may read it, because it contains entire files.
-
     """
     told = tree.read_text(RECORD)
     if told is None and tree.exists(RECORD):
@@ -174,7 +172,6 @@ class Edit(Value):
         Raises:
             InvalidDocument: its text is not readable.
             Refusal: its text is not editable.
-
         """
         made = with_parts(self.file.text, self.head, [self.part], self.file.path)
         return made or ""
@@ -204,7 +201,6 @@ def with_parts(
     Raises:
         InvalidDocument: its text is not readable.
         Refusal: its text is not editable.
-
     """
     parts = [part for part in parts if part.settings or part.block]
     if not parts:

@@ -37,7 +37,6 @@ def parse(text: str, place: str) -> values.Data:
 
     Raises:
         InvalidDocument: it is not readable.
-
     """
     if "\ufffd" in text or text.startswith(_MARK):
         message = f"{place} is not plain UTF-8, or has a byte order mark"
@@ -64,7 +63,6 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
     Raises:
         InvalidDocument: the text is not readable.
         Refusal: its layout does not allow setting the values.
-
     """
     settings = tuple(settings)
     data = parse(text, place)
@@ -132,7 +130,6 @@ def with_values(
 
     Raises:
         Refusal: every way to write it would lose other settings or comments.
-
     """
     keys = [setting.key for setting in settings]
     if parse(current, place) == wanted:

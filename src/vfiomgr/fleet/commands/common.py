@@ -65,7 +65,6 @@ def read_fleet(
 
     Raises:
         UsageError: there is no directory, or no snapshot in them.
-
     """
     files = files_in(places)
     if not files:

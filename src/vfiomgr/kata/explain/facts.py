@@ -347,7 +347,6 @@ def named_configuration(host: HostSource, typed: str) -> ConfigurationFacts:
 
     Raises:
         UsageError: it is in neither.
-
     """
     place = HostPath(os.path.abspath(typed))
     own = HostTree(_MACHINE)

@@ -39,7 +39,6 @@ def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, 
     Raises:
         Refusal: one is a bridge or a mediated device.
         UsageError: there is no such device.
-
     """
     names = tuple(names)
     for name in names:

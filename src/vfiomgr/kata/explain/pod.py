@@ -231,7 +231,6 @@ def read_objects(text: str, source: str, *, needs_pod: bool = True) -> Objects:
 
     Raises:
         InvalidDocument: lists every error with line and column; or the file has no pod.
-
     """
     try:
         documents, flaws = read_all_located(text, _WORDING)

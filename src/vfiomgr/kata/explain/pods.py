@@ -110,7 +110,6 @@ def explain_pod(
         UsageError: there is no such file or device, or an option is invalid.
         InvalidDocument: the file has no pod, and nothing else that is judged.
         Refusal: the device is a bridge, or a mediated device.
-
     """
     fields = fields_of(ExplainOptions, options)
     version, handler, resource = (fields.get(k) for k in ("version", "handler", "resource"))
@@ -154,7 +153,6 @@ def _claims(
     Raises:
         UsageError: the file with the layout cannot be read.
         InvalidDocument: the layout is malformed.
-
     """
     pods = objects.pods
     others = (each for each in objects.others if each.kind == "DeviceClass")
@@ -274,7 +272,6 @@ class _Scene:
         Raises:
             Refusal: it is a bridge or a mediated device.
             UsageError: there is no such device.
-
         """
         if "=" in text:
             kind, _, name = text.partition("=")

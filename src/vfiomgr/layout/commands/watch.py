@@ -121,7 +121,6 @@ class _FollowedLayout:
         Raises:
             UsageError: the file does not exist.
             InvalidDocument: it is not a layout file.
-
         """
         self._stamp = self._stamp_now()
         if self._is_installed and self._stamp is None:

@@ -93,7 +93,6 @@ def edited(
 
     Raises:
         Refusal: the domain has a part of a device, or no place for it; or libvirt would reject it.
-
     """
     domain = domain_of(document.root)
     known = [device.address for device in domain.hostdevs if device.address is not None]
@@ -128,7 +127,6 @@ def plan_additions(
 
     Raises:
         Refusal: the domain has a part of a device, or no place for it.
-
     """
     placed: list[Placed] = []
     already: list[str] = []
@@ -213,7 +211,6 @@ def plan_removals(
 
     Raises:
         Refusal: one is the controller of an NVMe disk.
-
     """
     gone: dict[DomainHostdev, None] = {}
     absent = []

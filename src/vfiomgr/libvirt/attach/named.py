@@ -62,7 +62,6 @@ def attach_all(
     Raises:
         RolledBack: libvirt rejected a device; the domain is unchanged.
         RollbackIncomplete: the guest also did not release another device.
-
     """
 
     def give(one: DeviceChange) -> None:
@@ -87,7 +86,6 @@ def detach_all(
         GuestKeepsDevice: the guest has not released the device by the deadline.
         RolledBack: libvirt rejected a removal; the domain is unchanged.
         RollbackIncomplete: another device could not be attached again either.
-
     """
     elements = _running_elements(connection, domain, changes)
 
@@ -155,7 +153,6 @@ def _is_settled(
 
     Raises:
         RollbackIncomplete: libvirt does not answer, or the wait was interrupted again.
-
     """
     if not one.scope.live:
         return True
@@ -280,7 +277,6 @@ class DomainChange(Value):
         Raises:
             RolledBack: libvirt rejected a device; the domain is unchanged.
             RollbackIncomplete: another device could not be undone.
-
         """
         act = attach_all if self.verb == "attach" else detach_all
         done: list[DeviceChange] = []
@@ -317,7 +313,6 @@ def attaching(
 
     Raises:
         Refusal: lists every reason against it.
-
     """
     require_known(options, ScopeOptions)
     known = connection.domain(domain)
@@ -340,7 +335,6 @@ def detaching(
 
     Raises:
         Refusal: lists every reason against it.
-
     """
     require_known(options, ScopeOptions)
     known = connection.domain(domain)

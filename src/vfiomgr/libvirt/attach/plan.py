@@ -41,7 +41,6 @@ def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
 
     Raises:
         Refusal: the domain does not have the requested part, or cannot be read.
-
     """
     name = domain.name
     if domain.is_unread:
@@ -115,7 +114,6 @@ def plan_attach(
     Raises:
         Refusal: lists every reason against it.
         UnknownDevice: the host has no such device.
-
     """
     wanted = tuple(_units(host, request))
     # the part of the scope in which the domain does not have the entire device
@@ -222,7 +220,6 @@ def plan_detach(
 
     Raises:
         Refusal: lists every reason against it.
-
     """
     wanted = dict.fromkeys(name for text in devices for name in _meant(domain, text, only=only))
     items = []

@@ -36,7 +36,6 @@ def check_request(request: DomainRequest) -> None:
     Raises:
         UsageError: one of them is given.
         Refusal: there are too many CPUs.
-
     """
     wrong = {
         "--firmware bios": request.firmware == "bios",
@@ -80,7 +79,6 @@ def smmus_of(
 
     Raises:
         Refusal: this libvirt has none that works with host devices.
-
     """
     if request.viommu != "smmuv3":
         return (), ()

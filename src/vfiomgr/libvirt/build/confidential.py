@@ -57,7 +57,6 @@ def check_launch(
 
     Raises:
         Refusal: with all reasons.
-
     """
     kind = request.launch_security
     if kind is None:

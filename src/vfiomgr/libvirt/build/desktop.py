@@ -65,7 +65,6 @@ def check_request(request: DomainRequest, libvirt: Version) -> None:
     Raises:
         UsageError: two options exclude each other.
         Refusal: libvirt is too old.
-
     """
     audio, glass = request.audio, request.looking_glass
     if audio is not None and audio.kind == "spice" and request.graphics != "spice":

@@ -95,7 +95,6 @@ def check(
     Raises:
         Refusal: they do not support it; the message names the release that does.
         UsageError: the options of a device contradict each other.
-
     """
     known = tuple(units)
     check_together(known)
@@ -189,7 +188,6 @@ def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostde
 
     Raises:
         UsageError: the guest has fewer free buses than slots to place.
-
     """
     bus = first_bus
     for unit in units:

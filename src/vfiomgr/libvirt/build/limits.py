@@ -56,7 +56,6 @@ def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
 
     Raises:
         Refusal: there are too many; the message names the remedy.
-
     """
     if request.vcpus > MOST_WITHOUT_EIM and request.viommu != "intel":
         message = (
@@ -88,7 +87,6 @@ def plan_lock(request: DomainRequest, devices: int, libvirt: Version) -> Lock:
 
     Raises:
         Refusal: the requested limit is too low.
-
     """
     needed = needed_lock(request.memory_bytes, devices, has_viommu=request.viommu is not None)
     if not needed:
@@ -123,7 +121,6 @@ def plan_address_width(
 
     Raises:
         Refusal: libvirt or QEMU cannot set the width.
-
     """
     mode = _mode(host, request, libvirt, has_devices=has_devices)
     reasons = _why_mode(host, request, mode=mode, is_asked=has_devices, libvirt=libvirt)

@@ -319,7 +319,6 @@ def request_of(name: str, options: DomainOptions) -> DomainRequest:
     Raises:
         TypeError: a keyword is unknown or missing.
         UsageError: an option has an invalid value.
-
     """
     fields = with_desktop(fields_of(DomainOptions, options))
     has_iommufd = fields.pop("iommufd", None)

@@ -71,7 +71,6 @@ def plan_domain(
         UnknownDevice: the host has no such device or vGPU.
         UsageError: the request contradicts itself.
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
-
     """
     architecture = architecture_of(host)
     _check_request(request)

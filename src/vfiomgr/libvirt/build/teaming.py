@@ -25,7 +25,6 @@ def check_partners(request: DomainRequest) -> None:
 
     Raises:
         UsageError: there is none, or it is not for teaming.
-
     """
     aliases = [network.alias for network in request.networks if network.alias is not None]
     partners = [d.options.partner for d in request.devices if d.options.partner]

@@ -118,7 +118,6 @@ def split_uri(uri: str) -> SplitResult:
 
     Raises:
         UsageError: it is not a URI, or no libvirt has such a driver.
-
     """
     try:
         parts = urlsplit(uri)
@@ -162,7 +161,6 @@ def converse(open_it: Callable[[str], Any], uri: str, deadline: float) -> Iterat
 
     Raises:
         LibvirtSilent: the connection did not open in time, or a later call was not answered.
-
     """
     conversation = _Conversation(uri, deadline)
     try:

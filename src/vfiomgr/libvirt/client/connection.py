@@ -109,7 +109,6 @@ class MdevCalls(Caller):
 
         Raises:
             Refusal: libvirt is too old.
-
         """
         MDEV_DEFINITION.require(self.version(), f"defining {uuid}")
         if autostart:
@@ -131,7 +130,6 @@ class MdevCalls(Caller):
 
         Raises:
             Refusal: libvirt is too old.
-
         """
         self._require_autostart(mdev.uuid)
         with explaining(mdev.uuid):
@@ -192,7 +190,6 @@ def connect(
     Raises:
         HostError: libvirt-python is not installed, or no libvirt answers.
         UsageError: the URI is invalid, or no libvirt driver supports it.
-
     """
     libvirt = library()
     parts = split_uri(uri)

@@ -70,7 +70,6 @@ def find_drops(written: bytes, printed: bytes) -> tuple[DroppedElement, ...]:
 
     Raises:
         xml.etree.ElementTree.ParseError: one of them is not XML.
-
     """
     before, after = (ET.fromstring(text) for text in (written, printed))  # noqa: S314 - root's own files
     found = re.findall(rb"""xmlns:([\w.-]+)\s*=\s*["']([^"']*)["']""", written)
@@ -188,7 +187,6 @@ def with_identity(xml: bytes, source: str, uuid: str | None, previous: bytes | N
 
     Raises:
         InvalidDocument: it is not XML.
-
     """
     root = parse(xml, source)
     additions = []

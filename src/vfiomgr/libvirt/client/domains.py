@@ -136,7 +136,6 @@ class DomainCalls(Caller):
 
         Raises:
             LibvirtFailed: QEMU does not answer, or the domain is off.
-
         """
         with self._asking(name) as handle:
             answer = json.loads(handle.ask_qemu(json.dumps({"execute": "query-migrate"})))
@@ -237,7 +236,6 @@ class DomainCalls(Caller):
 
         Raises:
             InvalidDocument: libvirt cannot read it, or would drop a part of it.
-
         """
         wanted = read_domain(xml, source)
         previous = self._definition(wanted.uuid, wanted.name)
@@ -264,7 +262,6 @@ class DomainCalls(Caller):
         Raises:
             InvalidDocument: it is not the XML of a domain.
             LibvirtFailed: the name belongs to a domain with another UUID, or vice versa.
-
         """
         wanted = read_domain(xml, source)
         for key, taken in ((wanted.uuid, "is already defined"), (wanted.name, "already exists")):
@@ -336,7 +333,6 @@ class DomainCalls(Caller):
 
         Raises:
             GuestKeepsDevice: the guest refused, or missed the deadline; the definition is changed.
-
         """
         if not scope.live:
             with self._asking(name) as handle:

@@ -105,7 +105,6 @@ def require_libvirt_of_host(session: Session, remedy: str) -> None:
 
     Raises:
         UsageError: the host is a snapshot or a recording, and no libvirt was chosen.
-
     """
     source = click.get_current_context().get_parameter_source("uri")
     if session.is_live or source is not click.core.ParameterSource.DEFAULT:

@@ -121,7 +121,6 @@ def _asked_qemu(
 
     Raises:
         UsageError: it is a file, or off, or its QEMU is too old.
-
     """
     known = () if hypervisor is None or is_file(name) else hypervisor.domains
     domain = next((one for one in known if name in (one.name, one.uuid)), None)

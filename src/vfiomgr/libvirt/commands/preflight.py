@@ -158,7 +158,6 @@ def named(name: str, known: Sequence[KnownDomain]) -> Domain:
     Raises:
         UsageError: libvirt does not have it.
         HostError: vfiomgr cannot read it.
-
     """
     domain = next((domain for domain in known if name in (domain.name, domain.uuid)), None)
     if domain is None:

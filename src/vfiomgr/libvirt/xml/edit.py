@@ -80,7 +80,6 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
 
     Raises:
         InvalidDocument: `<devices>` is missing.
-
     """
     devices = _devices(document)
     if not (hostdevs or ports):

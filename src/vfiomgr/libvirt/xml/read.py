@@ -58,7 +58,6 @@ def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
     Raises:
         UsageError: it cannot be read.
         InvalidDocument: it is larger, or never ends.
-
     """
     try:
         return bytes_of(path, "domain", MOST_BYTES)
@@ -101,7 +100,6 @@ def read_domain(text: bytes, source: str) -> Domain:
 
     Raises:
         InvalidDocument: it is not XML, not a domain, or a part that devices depend on is invalid.
-
     """
     return domain_of(parse(text, source))
 
@@ -111,7 +109,6 @@ def domain_of(root: Element) -> Domain:
 
     Raises:
         InvalidDocument: as `read_domain`.
-
     """
     name = _name(root)
     return Domain(

@@ -229,7 +229,6 @@ def _without_controls(value: object) -> object:
     Raises:
         UsageError: it has one (https://www.w3.org/TR/xml/#charsets); elements, which are Markup,
             may have line breaks.
-
     """
     if type(value) is str and (found := _CONTROL.search(value)) is not None:
         message = (

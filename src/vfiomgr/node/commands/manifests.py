@@ -252,7 +252,6 @@ def _program() -> str:
 
     Raises:
         Refusal: it is not installed, or users other than root could replace it.
-
     """
     program = own_program()
     if program is None:

@@ -85,7 +85,6 @@ def node_settings(options: NamingOptions, *, resets: bool = False) -> NodeSettin
 
     Raises:
         UsageError: the prefix or an alias is invalid.
-
     """
     fields = fields_of(NamingOptions, options)
     aliases = dict(fields.pop("aliases", ()))
@@ -263,7 +262,6 @@ def _events(directory: str) -> EventSettings:
 
     Raises:
         UsageError: as in `_cluster`.
-
     """
     server, node = _cluster(directory, "--events")
     return EventSettings(directory, server, node)
@@ -274,7 +272,6 @@ def _dra(directory: str, kubelet: str) -> DraSettings:
 
     Raises:
         UsageError: as in `_cluster`.
-
     """
     server, node = _cluster(directory, "--dra")
     _optional("vfiomgr.node.dra.driver")
@@ -286,7 +283,6 @@ def _cluster(directory: str, option: str) -> tuple[str, str]:
 
     Raises:
         UsageError: this is no pod, httpx is not installed, or the credentials cannot be read.
-
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get(_PORT, "443")
     if not host:

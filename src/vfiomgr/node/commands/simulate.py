@@ -109,7 +109,6 @@ def _layout(file: str | None, name: str | None) -> Layout | None:
     Raises:
         UsageError: it cannot be read, or a name is missing.
         InvalidDocument: it is malformed.
-
     """
     if file is None:
         if name is not None:

@@ -95,7 +95,6 @@ class Binder(Vgpus):
         Raises:
             Refusal: it does not name the device.
             VfiomgrError: the layout cannot be read, or the host does not have the device.
-
         """
         layouts = import_module("vfiomgr.node.layouts")  # pydantic is only needed here
         layout, seen = layouts.installed_layout(self._tree, self.layout), self._host.scan_devices()
@@ -131,7 +130,6 @@ def run(tree: HostTree, layout: str | None = None) -> None:
 
     Raises:
         HostError: the socket cannot be created.
-
     """
     import subprocess  # noqa: PLC0415 - nothing else here runs a program
 
@@ -163,7 +161,6 @@ def listen(tree: HostTree) -> socket.socket:
 
     Raises:
         OSError: it cannot be created.
-
     """
     tree.make_directory(BINDER.parent, 0o700)
     os.chmod(tree.locate(BINDER.parent), 0o700)

@@ -115,7 +115,6 @@ class Binding:
             Refusal: a safety check forbids it, or the device was bound for another owner.
             HostError: this process may not bind, or a record cannot be read.
             VfiomgrError: as `Host.bind`.
-
         """
         if not may_reset(self._tree):
             message = f"cannot bind {address}: /sys is not writable"
@@ -151,7 +150,6 @@ class Binding:
             Refusal: a guest uses it.
             HostError: the record cannot be read.
             VfiomgrError: as `Host.unbind`.
-
         """
         note = ""
         with hold(self._tree, [_lock(address)], self._host.on_note):
@@ -175,7 +173,6 @@ class Binding:
 
         Raises:
             HostError: the record cannot be read.
-
         """
         return self._of(address) is not None
 
@@ -188,7 +185,6 @@ class Binding:
 
         Raises:
             Refusal: it is divided into GPU instances, which pods may have.
-
         """
         device = seen.device(unit.addresses[0])
         origin = seen.origin(device)
@@ -273,7 +269,6 @@ class Binding:
         Raises:
             Refusal: another service depends on one.
             HostError: one did not stop.
-
         """
         if unit.on_demand is None or not monitors_of(seen, unit) <= {*unit.on_demand.stop}:
             return False
@@ -293,7 +288,6 @@ class Binding:
 
         Raises:
             Refusal: one of these does more than watch GPUs, or they are unknown.
-
         """
         left, known = sorted(names), {*names}
         while left:
@@ -313,7 +307,6 @@ class Binding:
 
         Raises:
             Refusal: it does not answer.
-
         """
         answer = self._tree.ask(("systemctl", verb, *words))
         if answer is None or (answer.status and not answer.output.strip()):
@@ -369,7 +362,6 @@ class Binding:
         Raises:
             Refusal: another owner has one.
             HostError: a record cannot be read, which may be of this device.
-
         """
         for made in read_bound(self._tree):
             is_others = made.boot == self._boot and made.owner != owner
@@ -396,7 +388,6 @@ def read_bound(tree: HostTree, *, readable: bool = False) -> Iterator[Bound]:
 
     Raises:
         HostError: a record cannot be read.
-
     """
     for file in _files(tree):
         try:

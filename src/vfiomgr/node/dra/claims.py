@@ -92,7 +92,6 @@ def read_claim(document: Mapping[str, Any], node: str) -> Claim:
     Raises:
         Refusal: it is not allocated, or to devices that this node cannot prepare.
         UsageError: a field has the wrong type, or its parameters are invalid.
-
     """
     found = _read(_ResourceClaim, document, _called(document))
     metadata, status = found.metadata, found.status or _Status()
@@ -192,7 +191,6 @@ def read_parameters(document: object, where: str) -> Parameters:
 
     Raises:
         UsageError: the document is not a valid `VfioDeviceConfig`.
-
     """
     try:
         read = from_jsonable(DeviceConfig, document)

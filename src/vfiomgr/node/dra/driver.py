@@ -175,7 +175,6 @@ class Driver:
         Raises:
             Refusal: another process serves the driver.
             UsageError: a directory of the kubelet cannot be used.
-
         """
         await self._plugin.start()
         async with asyncio.TaskGroup() as tasks:

@@ -123,7 +123,6 @@ class Nominated:
 
         Raises:
             VfiomgrError: it could not be done, and is tried again.
-
         """
         namespace, _, own = name.partition("/")
         document: Object = {}

@@ -52,7 +52,6 @@ class Operands:
 
         Raises:
             ApiError: the labels of the node were not changed.
-
         """
         self._needed += 1
         try:

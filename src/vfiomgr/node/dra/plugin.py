@@ -217,7 +217,6 @@ class DraPlugin:
         Raises:
             Refusal: another process serves the driver under the same names.
             UsageError: a directory or a path cannot be used.
-
         """
         try:
             os.makedirs(self._directory, mode=0o750, exist_ok=True)
@@ -296,7 +295,6 @@ class Socket:
         Raises:
             Refusal: another process serves this path.
             UsageError: the path cannot be used.
-
         """
         hidden = os.path.join(os.path.dirname(self.path), f"{HIDDEN}{secrets.token_hex(4)}")
         for path in (self.path, hidden):

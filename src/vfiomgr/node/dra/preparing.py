@@ -162,7 +162,6 @@ class Preparing:
             Refusal: another claim has a device, or may have it, or a device cannot be used.
             StillRunning: a vGPU takes longer; the next attempt waits for it.
             HostError: a vGPU was not created, or a file could not be written.
-
         """
         if not is_file_name(claim.uid):
             message = f"the UID of a claim is not valid: {claim.uid!r}"
@@ -196,7 +195,6 @@ class Preparing:
         Raises:
             Refusal: a guest still uses a device, or the record cannot be read.
             HostError: a vGPU or a file could not be removed.
-
         """
         if not is_file_name(uid):
             return False
@@ -247,7 +245,6 @@ class Preparing:
 
         Raises:
             Refusal: another claim has a device, or it is not published.
-
         """
         record = self._records.get(claim.uid)
         known = {} if record is None else {(d.pool, d.device): d.target for d in record.devices}

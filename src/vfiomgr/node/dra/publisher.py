@@ -270,7 +270,6 @@ class Publisher:
 
         Raises:
             VfiomgrError: a pool cannot be published.
-
         """
         if self._kept is None and any(needs_kept(each, awaits=self._awaits) for each in pools):
             await self._learn_kept()

@@ -77,7 +77,6 @@ def write_claim(tree: HostTree, claim: PreparedClaim, metadata: tuple[CdiDevice,
 
     Raises:
         OSError: a file cannot be written.
-
     """
     devices = tuple(
         CdiDevice(
@@ -102,7 +101,6 @@ def nodes_of(tree: HostTree, unit: NodeUnit, parameters: Parameters) -> Iterator
 
     Raises:
         Refusal: it has no node of the form.
-
     """
     match parameters.form:
         case "":
@@ -133,7 +131,6 @@ def remove_specifications(tree: HostTree, uid: str) -> None:
 
     Raises:
         OSError: a file cannot be removed.
-
     """
     for kind in (CLAIM_KIND, METADATA_KIND):
         tree.remove(_specification(kind, uid))
@@ -192,7 +189,6 @@ def write_metadata(
 
     Raises:
         OSError: a file cannot be written.
-
     """
     by_request: dict[str, list[tuple[PreparedDevice, Attributes]]] = defaultdict(list)
     for device, attributes in devices:
@@ -219,7 +215,6 @@ def remove_metadata(tree: HostTree, claim: PreparedClaim, directory: HostPath) -
 
     Raises:
         OSError: a file cannot be removed.
-
     """
     own = _own(claim, directory)
     for request in tree.children(own):

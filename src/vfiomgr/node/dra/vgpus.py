@@ -99,7 +99,6 @@ class Vgpus:
             HostError: this process may not create it, the kernel did not, or the record of an
                 earlier one cannot be read.
             VfiomgrError: as `Host.create_vgpu`.
-
         """
         if not may_reset(self._tree):
             message = f"cannot create a vGPU on {parent}: /sys is not writable"
@@ -127,7 +126,6 @@ class Vgpus:
             Refusal: a guest uses it.
             HostError: its record cannot be read.
             VfiomgrError: as `Host.remove_vgpu`.
-
         """
         made = self._made(owner)
         if made is not None:
@@ -157,7 +155,6 @@ class Vgpus:
 
         Raises:
             Refusal: a guest uses the vGPU.
-
         """
         seen = self._host.scan(with_users=True)
         vgpu = seen.vgpus.named(made.name)
@@ -204,7 +201,6 @@ class Vgpus:
         Raises:
             Refusal: a guest uses one of them.
             VfiomgrError: as `Host.reset`.
-
         """
         if not may_reset(self._tree):
             return "/sys is not writable"

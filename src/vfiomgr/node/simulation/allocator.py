@@ -193,7 +193,6 @@ class Allocation(Struct):
         Raises:
             SelectorFailed: a selector fails on a device.
             SearchTooLong: there are too many combinations.
-
         """
         if not self._request(0, 0):
             return None
@@ -216,7 +215,6 @@ class Allocation(Struct):
 
         Raises:
             SelectorFailed: the selector fails on the device.
-
         """
         try:
             return self.selectors.matches(selector, candidate.facts)
@@ -369,7 +367,6 @@ def why_not(stock: Stock, claims: Sequence[PodClaim], selectors: Selectors) -> s
 
     Raises:
         SelectorFailed: a selector fails on a device.
-
     """
     search = Allocation(stock, claims, selectors)
     if alone := failing(search):
@@ -385,7 +382,6 @@ def failing(search: Allocation) -> tuple[DeviceRequest, ...]:
 
     Raises:
         SelectorFailed: a selector fails on a device.
-
     """
     requests = (each for claim in search.claims for each in claim.spec.requests)
     return next((each for each in requests if all(_why_not_alone(search, one) for one in each)), ())

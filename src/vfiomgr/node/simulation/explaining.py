@@ -91,7 +91,6 @@ def verdicts(
     Raises:
         InvalidDocument: the text or the layout is malformed, or the text has no pod.
         UsageError: the file with the layout cannot be read.
-
     """
     selectors = Selectors()
     objects, flaws = read_workloads(text, source, selectors, is_placed=False)

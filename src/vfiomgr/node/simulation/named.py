@@ -63,7 +63,6 @@ def read_cluster(
     Raises:
         UsageError: a word does not name nodes, two nodes have one name, or a file cannot be read.
         InvalidDocument: a file is not a snapshot.
-
     """
     cluster = Cluster()
     seen: set[str] = set()
@@ -124,7 +123,6 @@ def named_nodes(word: str) -> NamedNodes:
 
     Raises:
         UsageError: the name of the file is not that of a node, or there are no copies.
-
     """
     match = _COPIES.fullmatch(word)
     file, copies = (match["file"], int(match["copies"])) if match else (word, None)

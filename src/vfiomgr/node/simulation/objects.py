@@ -411,7 +411,6 @@ def read_simulation(text: str, source: str, selectors: Selectors) -> Objects:
 
     Raises:
         InvalidDocument: lists every error with line and column; or the file has no pod.
-
     """
     objects, flaws = read_workloads(text, source, selectors)
     if flaws:
@@ -426,7 +425,6 @@ def read_workloads(
 
     Raises:
         InvalidDocument: the text is malformed, or has no pod.
-
     """
     pods = read_objects(text, source).pods
     try:

@@ -71,7 +71,6 @@ class Meter:
 
         Raises:
             TooCostly: there are too many, or the value is too large.
-
         """
         size = _size(value)
         self.steps += 1 + size // _SIZE_OF_STEP
@@ -138,7 +137,6 @@ def require_short(source: str) -> None:
 
     Raises:
         TooCostly: it is too long.
-
     """
     if len(source.encode(errors="replace")) > MOST_BYTES:
         message = f"too long: more than {MOST_BYTES} bytes"
@@ -240,7 +238,6 @@ class Selectors:
 
         Raises:
             SelectorError: it cannot; says why.
-
         """
         if expression not in self._programs:
             self._programs[expression] = _compiled(expression)
@@ -250,7 +247,6 @@ class Selectors:
 
         Raises:
             SelectorError: the expression cannot be compiled, or fails on the device.
-
         """
         key = (expression, facts)
         found = self._found.get(key)

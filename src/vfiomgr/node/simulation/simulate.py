@@ -35,7 +35,6 @@ def simulation(  # noqa: PLR0913 - each is a fact of its own, with a default
     Raises:
         UsageError: a file of a node cannot be read, or its name is not that of a node.
         InvalidDocument: the text or a file of a node is malformed.
-
     """
     selectors = Selectors()
     objects = read_simulation(text, source, selectors)

@@ -196,7 +196,6 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
 
     Raises:
         Refusal: `name` is such a vGPU or its GPU.
-
     """
     for gpu in _divided(host):
         functions = tuple(str(address) for address in gpu.virtual_functions)
