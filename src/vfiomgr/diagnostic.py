@@ -187,6 +187,42 @@ def finding(  # noqa: PLR0913 - a field each
     return Diagnostic(rule, severity, str(subject), summary, evidence, why, as_remedies(remedies))
 
 
+def problem(
+    rule: str,
+    summary: str,
+    evidence: tuple[str, ...],
+    why: str,
+    *remedies: str | Remedy,
+    subject: object = "",
+) -> Diagnostic:
+    """A finding of a check that prevents what is checked."""
+    return finding(rule, "blocker", summary, evidence, why, *remedies, subject=subject)
+
+
+def warning(
+    rule: str,
+    summary: str,
+    evidence: tuple[str, ...],
+    why: str,
+    *remedies: str | Remedy,
+    subject: object = "",
+) -> Diagnostic:
+    """A finding of a check that may cause trouble."""
+    return finding(rule, "warning", summary, evidence, why, *remedies, subject=subject)
+
+
+def info(
+    rule: str,
+    summary: str,
+    evidence: tuple[str, ...],
+    why: str,
+    *remedies: str | Remedy,
+    subject: object = "",
+) -> Diagnostic:
+    """A finding of a check that is good to know."""
+    return finding(rule, "info", summary, evidence, why, *remedies, subject=subject)
+
+
 def blocker(
     rule: str,
     subject: object,

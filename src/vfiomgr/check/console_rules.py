@@ -24,7 +24,7 @@ from vfiomgr.desktop.card import (
     has_screen_driver,
     is_display,
 )
-from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding, info, problem, warning
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
@@ -65,9 +65,8 @@ def display(context: DesktopCard) -> Iterator[Diagnostic]:
         shown = (f"driver: {device.driver or 'none'}",)
         yield finding("console-display", "ok", f"{device} {state}", shown, "")
         return
-    yield finding(
+    yield info(
         "console-display",
-        "info",
         f"{device} shows the console",
         (*device.display_signs, f"driver: {device.driver or 'none'}"),
         "while a guest has the card, this host has no screen on it",
@@ -86,9 +85,8 @@ def release(context: DesktopCard, _desktop: DesktopFacts) -> Iterator[Diagnostic
         plan = plan_bind(host, Bind((device.address,), release=True))
     except Refusal as refusal:
         for one in as_commands(diagnostics_of(refusal), f"run {command}"):
-            yield finding(
+            yield problem(
                 "console-release",
-                "blocker",
                 f"{device} cannot be released: {one.summary}",
                 (f"{command} refuses it: {one.rule}",),
                 one.why or "the safety checks of vfiomgr bind --release",
@@ -99,9 +97,8 @@ def release(context: DesktopCard, _desktop: DesktopFacts) -> Iterator[Diagnostic
     if not plan.deferred and not device.is_boot_display:
         return
     steps = (*(step.describe() for step in plan.steps), *plan.deferred)
-    yield finding(
+    yield info(
         "console-release",
-        "info",
         f"{device} can be released and bound",
         steps,
         "these steps, in this order; vfiomgr unbind undoes them",
@@ -125,9 +122,8 @@ def refused(context: DesktopCard) -> Iterator[Diagnostic]:
     found = _refused(context.host, device)
     command = f"vfiomgr bind {device.address}"
     for one in as_commands(found, f"run {command}"):
-        yield finding(
+        yield problem(
             "console-bind-refused",
-            "blocker",
             one.summary,
             (f"{command} refuses it: {one.rule}",),
             one.why or "the card cannot be bound to vfio-pci",
@@ -145,9 +141,8 @@ def firmware(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic
     if any(guards.firmware_framebuffer(host, device)):
         version = host.kernel.version
         is_old = version is not None and version < Version(6, 0)
-        yield finding(
+        yield problem(
             "console-framebuffer",
-            "blocker",
             f"the firmware's framebuffer ({names}) keeps the memory of {device}",
             (
                 f"/proc/iomem: {names} below {device.address}",
@@ -161,9 +156,8 @@ def firmware(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic
         )
         return
     if names and not device.is_on_vfio and not has_screen_driver(device):
-        yield finding(
+        yield warning(
             "console-not-restored",
-            "warning",
             f"the console of {device} does not come back after the guest",
             (f"/proc/iomem: {names}", f"driver: {device.driver or 'none'}", *shown),
             "vfio-pci removes the firmware's framebuffer until the next boot; only a native driver "
@@ -182,9 +176,8 @@ def first_console(context: DesktopCard) -> Iterator[Diagnostic]:
         return
     for other in context.other_displays:
         if other.framebuffers and not has_screen_driver(other):
-            yield finding(
+            yield warning(
                 "console-other-card",
-                "warning",
                 f"binding {device.address} may end the console of {other}",
                 (
                     f"Linux {context.host.kernel.release}",
@@ -203,9 +196,8 @@ def text_console(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagno
         return
     own = [f for f in desktop.framebuffers if f.device == str(context.device.address)]
     bound = [c for c in desktop.consoles if c.is_bound and programs.FBCON in c.driver]
-    yield finding(
+    yield info(
         "console-text",
-        "info",
         f"the text console is bound to {', '.join(f.name for f in own)} of {context.device}",
         (
             *(f"/sys/class/vtconsole/{c.name}: {c.driver}, bind 1" for c in bound),
@@ -229,9 +221,8 @@ def way_back(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic
         shown = ("sshd runs, or port 22 is open",)
         yield finding("console-way-back", "ok", f"{summary}, which SSH reaches", shown, "")
         return
-    yield finding(
+    yield warning(
         "console-way-back",
-        "warning",
         f"{summary}, and no SSH server runs",
         ("sshd: no such process", "/proc/net/tcp: nothing listens at port 22"),
         "if the card does not come back, only the power button or a login without a picture is "
@@ -253,9 +244,8 @@ def mux(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
         return
     if context.host.is_integrated(device) or device.is_on_vfio:
         return
-    yield finding(
+    yield problem(
         "console-mux",
-        "blocker",
         f"the panel of this laptop is wired to {device}",
         (f"{mux.path}: 0",),
         "while a guest has the card, the panel is black, and no driver of the host can change it",
@@ -346,7 +336,7 @@ def check_console(host: HostSnapshot, address: str | None = None) -> Report:
             own = tuple(
                 f"{d.address}: {d.driver or 'no driver'}" for d in host.devices if is_display(d)
             )
-            return Report.of([finding("console-display", "info", none, own, _NO_CONSOLE, known)])
+            return Report.of([info("console-display", none, own, _NO_CONSOLE, known)])
     else:
         named = find_device(host, address)
         cards = [d for d in (named, *host.slot(named)) if is_display(d)][:1]

@@ -14,7 +14,7 @@ from vfiomgr.desktop.card import (
 )
 from vfiomgr.desktop.plan import audio_units, release_of, services_of
 from vfiomgr.desktop.steps import EndSession, systemctl
-from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding, info, warning
 from vfiomgr.errors import Refusal
 from vfiomgr.listing import listed
 from vfiomgr.passthrough.readiness_hints import bind_remedy
@@ -45,9 +45,8 @@ def sessions(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic
         is_certain = processes or nodes or context.host.users.processes is not None
         place = f"/run/systemd/sessions/{session.id}"
         kind = ", ".join(filter(None, (session.type, session.kind, session.seat)))
-        yield finding(
+        yield warning(
             "console-session",
-            "warning",
             f"{what} {'uses' if is_certain else 'may use'} {context.device}",
             (
                 f"{place}: {kind}{f', VT {session.vt}' if session.vt else ''}",
@@ -82,9 +81,8 @@ def display_manager(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Dia
     if manager is None or not context.shows_greeter(desktop) or context.device.is_on_vfio:
         return
     unit, shown = manager
-    yield finding(
+    yield info(
         "console-display-manager",
-        "info",
         f"{unit} starts a greeter on the card when a session ends",
         (
             shown,
@@ -109,9 +107,8 @@ def audio(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:
     owners = {p.uid for user in users if (p := by_pid.get(user.pid)) and p.uid is not None}
     remedies = [" ".join(stop) for uid in sorted(owners) if (stop := _stop_audio(desktop, uid))]
     names = listed(list(dict.fromkeys(map(str, users))), _MOST)
-    yield finding(
+    yield warning(
         "console-audio",
-        "warning",
         f"the audio of {context.device} is in use",
         (f"open nodes: {names}", ", ".join(sorted({user.node for user in users}))),
         "the driver's unbind waits until the last program closes it, and cannot be interrupted; "
@@ -133,9 +130,8 @@ def services(context: DesktopCard) -> Iterator[Diagnostic]:
     for user, service in services_of(context):
         found.setdefault(service.name, []).append(user)
     for unit, users in found.items():
-        yield finding(
+        yield warning(
             "console-service",
-            "warning",
             f"{unit} keeps {context.device} open",
             tuple(dict.fromkeys(map(str, users))),
             "the driver's unbind waits until it is stopped",
@@ -161,9 +157,8 @@ def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnosti
     ending = dict.fromkeys(user for user in others if user not in keepers)
     if ending:
         pids = " ".join(dict.fromkeys(str(user.pid) for user in ending))
-        yield finding(
+        yield warning(
             "console-process",
-            "warning",
             f"other processes have {context.device} open",
             tuple(f"{user}: {user.node}" for user in ending),
             "a program that computes or renders on the card releases it only when it ends",
@@ -171,9 +166,8 @@ def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnosti
             subject=context.device,
         )
     if keepers and not any(context.sessions(desktop)):
-        yield finding(
+        yield warning(
             "console-process",
-            "warning",
             f"systemd keeps {context.device} open for a session",
             tuple(f"{user}: {user.node}" for user in keepers),
             "it closes the card when the session whose compositor asked for it ends",
@@ -194,9 +188,8 @@ def compositors(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnos
         shown = (f"{reservation_file(device.address)}",)
         yield finding("console-second-card", "ok", f"{device} is reserved for guests", shown, "")
     for name, (processes, is_certain) in opening.items():
-        yield finding(
+        yield info(
             "console-second-card",
-            "info",
             f"{name} {'has opened' if is_certain else 'may open'} {device}",
             (*map(str, processes), *sorted(n for n in context.nodes if n.startswith("/dev/dri/"))),
             "compositors open every card of their seat when they start; this card is then not free "

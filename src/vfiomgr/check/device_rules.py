@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.check.driver_rules import gpus, of_containers
 from vfiomgr.check.model import command_line, rebuild_initramfs
-from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.diagnostic import Diagnostic, Remedy, finding, info, problem, warning
 from vfiomgr.documents.text import parse_toml
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
@@ -61,9 +61,8 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     found = _of(host, frozenset(VENDOR_RESET_GPUS))
     devices = [d for d in found if _OWN_RESET not in d.reset_method]
     if devices:
-        yield finding(
+        yield warning(
             "amd-reset",
-            "warning",
             "an AMD GPU may not start in a guest a second time",
             (*map(_family, devices), f"{_PAGE} lists these device IDs"),
             "after the kernel's resets these GPUs may not initialize again until a power cycle",
@@ -72,9 +71,8 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     logged = {one.address: one.text for one in facts.kernel_log or () if one.name == _FAILED}
     failed = [d for d in found if d not in devices and str(d.address) in logged]
     if failed:
-        yield finding(
+        yield warning(
             "amd-reset",
-            "warning",
             "vendor-reset failed to reset an AMD GPU",
             (*map(_family, failed), *(f"kernel log: {logged[str(d.address)]}" for d in failed)),
             "it may need the SMU of the GPU (BACO reset), which the guest halts at shutdown",
@@ -107,9 +105,8 @@ def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]
     """Report GPUs whose configuration space reads as all ones after a reset by VFIO."""
     devices = _of(host, LOST_BY_RESET)
     if devices:
-        yield finding(
+        yield warning(
             "amd-lost-by-reset",
-            "warning",
             "an AMD Instinct GPU may be lost after its guest ends, until the host reboots",
             (*(f"{d}, {_ids(d)}" for d in devices), f"{LOST_SOURCE} reports it"),
             "after a reset by VFIO the configuration space of MI300X and MI355X reads as all ones, "
@@ -124,9 +121,8 @@ def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic
     devices = _of(host, _OOPS_AT_UNBIND)
     if devices:
         names = " ".join(str(d.address) for d in devices)
-        yield finding(
+        yield warning(
             "amd-unbind",
-            "warning",
             "the kernel may fail when this AMD GPU is unbound from vfio-pci",
             (
                 *(f"{d}, {_ids(d)}" for d in devices),
@@ -144,9 +140,8 @@ def gim_without_ari(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report GPUs of which AMD's GIM cannot create virtual functions."""
     for device in host.devices:
         for found in guards.gim_without_ari(host, device):
-            yield finding(
+            yield warning(
                 found.rule,
-                "warning",
                 found.summary,
                 (f"{_DEVICES}/{device.address}/ari_enabled: 0", f"{_ARI_SOURCE} reports it"),
                 "without ARI the host does not find the virtual functions on their bus",
@@ -200,18 +195,16 @@ def none(host: HostSnapshot) -> Iterator[Diagnostic]:
         return
     if unidentified:
         count = counted(len(unidentified), "function")
-        yield finding(
+        yield problem(
             "no-devices",
-            "blocker",
             "no PCI function can be identified",
             (f"{_DEVICES}: {count}, e.g. {unidentified[0]}: {UNIDENTIFIED}",),
             "vfiomgr cannot determine which of them can be assigned",
             "record these files of each function too, or run vfiomgr on the host itself",
         )
     else:
-        yield finding(
+        yield problem(
             "no-devices",
-            "blocker",
             "no PCI function found",
             (f"{_DEVICES}: {host.pci_unlisted or 'it is empty'}",),
             "there is no device to assign",
@@ -223,9 +216,8 @@ def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report functions that fell off the bus."""
     for device in host.devices:
         for diagnostic in guards.silence(host, device):
-            yield finding(
+            yield warning(
                 "silent-device",
-                "warning",
                 f"{device} does not answer",
                 (f"{_DEVICES}/{device.address}/config reads as all ones",),
                 "it fell off the bus: no driver and no guest can use it",
@@ -245,9 +237,8 @@ def unassigned_bars(host: HostSnapshot) -> Iterator[Diagnostic]:
                 if b.is_unassigned
             )
             why = "neither a driver of the host nor a guest can use it"
-            yield finding(
+            yield warning(
                 found.rule,
-                "warning",
                 found.summary,
                 tuple(shown),
                 why,
@@ -265,9 +256,8 @@ def same_identifiers(host: HostSnapshot) -> Iterator[Diagnostic]:
             alike[device.vendor_id, device.device_id].append(device)
     for (vendor, model), devices in alike.items():
         if len(devices) > 1:
-            yield finding(
+            yield info(
                 "same-pci-ids",
-                "info",
                 f"{len(devices)} GPUs have the PCI IDs {vendor}:{model}",
                 tuple(f"{d}{', the console' if d.is_boot_display else ''}" for d in devices),
                 "binding by PCI IDs (vfio-pci.ids=, new_id) binds all of them",
@@ -290,9 +280,8 @@ def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
             why += "a second start, or a reboot of the guest, may hang guest and host"
             remedy = "reboot the host between two starts, and do not reboot the guest; or let the "
             remedy += "guest disable the GPU before it shuts down (RadeonResetBugFix in Windows)"
-        yield finding(
+        yield warning(
             "no-reset",
-            "warning",
             f"{_counted(alike)} no reset method",
             tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in alike),
             f"the next guest may fail to initialize it; {why}",
@@ -306,9 +295,8 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
     is_loaded = facts is not None and facts.module(_VENDOR_RESET).is_present
     devices = [d for d in _resettable_gpus(host) if d.reset_method and set(d.reset_method) <= _WEAK]
     if devices:
-        yield finding(
+        yield info(
             "weak-reset",
-            "info",
             f"{_counted(devices)} no function-level reset",
             tuple(
                 f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}"
@@ -353,9 +341,8 @@ def fabric(host: HostSnapshot) -> Iterator[Diagnostic]:
         remedy = shared if len(guests) > 1 else f"{one}; for several guests, {shared}"
     else:
         remedy = f"run nvidia-fabricmanager {place}"
-    yield finding(
+    yield info(
         "fabric-manager",
-        "info",
         f"{counted(len(own), 'GPU')} for guests of an NVLink fabric",
         tuple(f"{switch} is on {switch.driver or 'no driver'}" for switch in switches),
         "several of these GPUs start CUDA only after the Fabric Manager has initialized the fabric "
@@ -370,9 +357,8 @@ def without_node(host: HostSnapshot) -> Iterator[Diagnostic]:
     devices = [d for d in gpus(host) if d.numa_node is None]
     is_read = any(device.numa_node is not None for device in host.devices)
     if devices and is_read and len(nodes) > 1 and host.kernel.runs_on is None:
-        yield finding(
+        yield info(
             "numa-unknown",
-            "info",
             f"the NUMA node of {counted(len(devices), 'GPU')} is unknown",
             (
                 *(f"{_DEVICES}/{device.address}/numa_node: -1" for device in devices),
@@ -399,9 +385,8 @@ def i915_vfs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         if not is_able or not refusing:
             continue
         if "max_vfs" in given:
-            yield finding(
+            yield info(
                 "i915-vfs",
-                "info",
                 f"the parameters of i915 give {device} no virtual functions",
                 (*(f"/sys/module/i915/parameters/{n}: {given[n]}" for n in given), *files),
                 "i915 with SR-IOV creates none with max_vfs=0, or without GuC (enable_guc=3)",
@@ -428,9 +413,8 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         d for d in whole if d.driver not in of_containers(facts) and not guards.is_for_gim(host, d)
     ]
     if devices:
-        yield finding(
+        yield info(
             "d3cold",
-            "info",
             "D3cold is allowed for idle GPUs",
             tuple(
                 f"{_DEVICES}/{d.address}/d3cold_allowed: 1"
@@ -455,9 +439,8 @@ def address_width(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     narrow = min(widths.values(), default=None)
     if own is None or narrow is None or own <= narrow or not gpus(host):
         return
-    yield finding(
+    yield info(
         "address-width",
-        "info",
         f"the CPU has {own} address bits, but the IOMMU translates only {narrow}",
         (
             f"/proc/cpuinfo: {own} bits physical",
@@ -492,9 +475,8 @@ def large_bar(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         unbound = f"vfiomgr unbind {device.address}; " if device.is_on_vfio else ""
         smaller = f"{unbound}vfiomgr bind --bar 0=256M {device.address}"
         fix = f"bind it with a smaller BAR: {smaller}; or {fix}"
-    yield finding(
+    yield info(
         "resizable-bar",
-        "info",
         f"Resizable BAR is on for {device}",
         (f"{_DEVICES}/{device.address}/resource: BAR 0 of {size(bar.size)}",),
         "with a BAR larger than 256 MiB some guests (macOS, Windows) show nothing, or report "
@@ -509,9 +491,8 @@ def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
     for parent in host.vgpus.parents:
         if parent.family != "mdev" or parent.driver != "i915":
             continue
-        yield finding(
+        yield info(
             "gvt-g",
-            "info",
             f"vGPUs of {parent.name} use GVT-g, which Intel no longer develops",
             (f"{_DEVICES}/{parent.name}/mdev_supported_types", "MAINTAINERS: S: Odd Fixes"),
             "GVT-g is only for GPUs up to the 10th generation of Core CPUs (Comet Lake); intel/gvt-"
@@ -527,9 +508,8 @@ def without_mdevctl(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
     daemons = [tool for tool in ("libvirtd", "virtqemud") if tool in tools]
     parents = [parent for parent in host.vgpus.parents if parent.family == "mdev"]
     if daemons and parents and "mdevctl" not in tools:
-        yield finding(
+        yield info(
             "mdevctl-missing",
-            "info",
             "libvirt cannot create mediated devices: mdevctl is not installed",
             (*(f"{daemon} is installed" for daemon in daemons), "mdevctl: no such program"),
             "libvirt runs mdevctl for them (virsh nodedev-create, OpenStack); vGPUs that vfiomgr "

@@ -11,7 +11,7 @@ from vfiomgr.check.model import (
     command_line,
     rebuild_initramfs,
 )
-from vfiomgr.diagnostic import Diagnostic, Remedy, finding
+from vfiomgr.diagnostic import Diagnostic, Remedy, finding, info, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
@@ -72,10 +72,10 @@ def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
                 continue
             title = f"{device} has no IOMMU group"
             shown = (_no_group(device),)
-            yield finding("no-group", "warning", title, shown, why, found.remedy, subject=device)
+            yield warning("no-group", title, shown, why, found.remedy, subject=device)
     for remedy, devices in others.items():
         title = f"{counted(len(devices), 'function')} without an IOMMU group"
-        yield finding("no-group", "warning", title, tuple(map(_no_group, devices)), why, remedy)
+        yield warning("no-group", title, tuple(map(_no_group, devices)), why, remedy)
 
 
 def _no_group(device: PciDevice) -> str:
@@ -90,9 +90,8 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             continue
         inside = [d for d in gpus(host) if d in members]
         names = ", ".join(map(str, inside))
-        yield finding(
+        yield warning(
             "shared-group",
-            "warning",
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
             f"{isolation.why_together(host, number)}: the host loses these devices too",
@@ -128,9 +127,8 @@ def not_viable(host: HostSnapshot) -> Iterator[Diagnostic]:
         if ready and left:
             is_other = any(d.address.slot not in slots for d in left)
             how = f"bind them too: vfiomgr bind {ready[0].address}{' --with-group' * is_other}"
-            yield finding(
+            yield warning(
                 "group-not-viable",
-                "warning",
                 f"no guest can open {ready[0]}: {counted(len(left), 'function')} of its IOMMU "
                 "group on host drivers",
                 tuple(f"{d} is on {d.driver}" for d in left),
@@ -160,11 +158,10 @@ def reserved_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
             names = ", ".join(str(d) for d in members)
             summary = f"cannot assign {names}: {found.summary}"
             why = "the firmware uses this memory by the device's DMA, which a guest would take over"
-            yield finding(found.rule, "warning", summary, shown, why, found.without("allow").remedy)
+            yield warning(found.rule, summary, shown, why, found.without("allow").remedy)
     if others:
-        yield finding(
+        yield info(
             "reserved-region",
-            "info",
             f"the firmware requires memory mapped 1:1 in {counted(len(others), 'IOMMU group')}",
             tuple(others),
             "the kernel does not assign devices of these groups",
@@ -207,9 +204,8 @@ def relaxed_regions(host: HostSnapshot) -> Iterator[Diagnostic]:
     for one in parameters(host.kernel.command_line, "intel_iommu"):
         kept = [value for value in one.value.split(",") if value != isolation.RELAXED]
         if kept != one.value.split(","):
-            yield finding(
+            yield info(
                 "relaxed-region",
-                "info",
                 "the kernel may assign devices whose memory the firmware uses (relax_rmrr)",
                 (f"/proc/cmdline: {one.word}",),
                 "a kernel with this patch does not reserve memory that the firmware requires "
@@ -231,7 +227,7 @@ def _removing(
     if words:
         shown = " ".join(words)
         fix = f"{before}remove {shown} from the kernel command line{command_line(host)}{then}"
-        yield finding(rule, "warning", title, (f"/proc/cmdline: {shown}", *evidence), why, fix)
+        yield warning(rule, title, (f"/proc/cmdline: {shown}", *evidence), why, fix)
 
 
 def _behind_own_port(host: HostSnapshot) -> tuple[str, ...]:
@@ -260,9 +256,8 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
         evidence += [f"{IOMMU_GROUPS}/{group.number}: {names}"]
         evidence += _nothing_between(host, group.number)
     if evidence:
-        yield finding(
+        yield info(
             "no-isolation",
-            "info",
             "some IOMMU groups have devices of several slots",
             tuple(evidence),
             "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
@@ -312,9 +307,8 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     file = "/etc/modprobe.d/blacklist-nouveau.conf"
     blacklisting = add_line(host, "blacklist nouveau", file)
     ignored = tuple(_not_in_initramfs(host, bool(blacklists)))
-    yield finding(
+    yield warning(
         "nouveau",
-        "warning",
         "nouveau is loaded",
         (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists, *ignored),
         "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
@@ -466,9 +460,8 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             }
             free = [d.address for d in entry.meant if d.address.slot not in kept]
             one = free[0] if len({address.slot for address in free}) == 1 else "ADDRESS"
-            yield finding(
+            yield warning(
                 "vfio-pci-ids",
-                "warning",
                 f"vfio-pci.ids={entry.text} matches {trouble}",
                 (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant), *disks),
                 "vfio-pci binds those without a driver when it loads"
@@ -592,9 +585,8 @@ def _cut_off(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         found = None if one.ignored else _CUT_OFF.search(line)
         if found is not None:
             rest = ",".join(filter(None, found[1].replace(",", " ").split()))
-            yield finding(
+            yield warning(
                 "vfio-pci-ids-invalid",
-                "warning",
                 f"vfio-pci does not get {rest}: a space ends the value of vfio-pci.ids=",
                 (one.place,),
                 "the kernel reads the words after the space as other parameters",
@@ -608,9 +600,8 @@ def invalid_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
     yield from _cut_off(host, facts)
     for source, text, entry in _listed(host, facts):
         if entry is None:
-            yield finding(
+            yield warning(
                 "vfio-pci-ids-invalid",
-                "warning",
                 f"vfio-pci ignores the entry {text!r} of vfio-pci.ids=",
                 (source,),
                 "an entry begins with a vendor and a device in hexadecimal, e.g. 10de:2684",
@@ -647,9 +638,8 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     sources = dict.fromkeys(e.source for e in entries if any(d in lost for d in e.meant))
     module = facts.module("vfio_pci")
     absent = ("vfio_pci is not loaded",) if module.state == "available" else ()
-    yield finding(
+    yield warning(
         "vfio-pci-ids-lost",
-        "warning",
         f"vfio-pci has not bound {counted(len(lost), 'function')} that vfio-pci.ids= matches",
         (
             *sources,
@@ -693,9 +683,8 @@ def not_probed(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         return
     module = facts.module("vfio_pci")
     shown = _module(module, host) if module.state == "built-in" else ()
-    yield finding(
+    yield info(
         "override-not-probed",
-        "info",
         f"{counted(len(waiting), 'function')} with driver_override vfio-pci and without a driver",
         (*(f"{d} has no driver" for d in waiting), *shown),
         "the kernel binds a function when it is found, when a driver is registered, or when its "
@@ -748,9 +737,8 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     slots = {d.address.slot for d in rest}
     partly = [d for d in taken if d.address.slot in slots]
     sources = dict.fromkeys(e.source for e in entries if any(d in partly for d in e.meant))
-    yield finding(
+    yield warning(
         "vfio-pci-ids-incomplete",
-        "warning",
         f"vfio-pci.ids= does not list {', '.join(str(d.address) for d in rest)}",
         (*sources, *(f"{d} is on {d.driver or 'no driver'}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, warning
 from vfiomgr.pci.model import pci_device
 from vfiomgr.snapshot.health import carriers, hops, missing, path_to
 from vfiomgr.units import counted
@@ -72,9 +72,8 @@ def links(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
             yield _worse(host, hop, ("slow-link", severity), what, why)
         own, slot = hop.ends[1].max_width or 0, hop.ends[0].max_width
         if hop.is_of_gpu and slot is not None and slot < own:
-            yield finding(
+            yield info(
                 "narrow-slot",
-                "info",
                 f"the slot of {hop.device} has {counted(slot, 'lane')}, the card supports {own}",
                 tuple(map(_shown, hop.ends)),
                 "the guest transfers data to and from the card more slowly",
@@ -140,9 +139,8 @@ def no_power(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic
     """Report functions that do not wake up from D3cold."""
     for device in _functions(host, devices):
         if lost_power(device):
-            yield finding(
+            yield warning(
                 "stuck-in-d3cold",
-                "warning",
                 f"{device.address} does not wake up from D3cold",
                 (
                     f"{pci_device(device.address)}/power_state: {device.power_state}",
@@ -200,9 +198,8 @@ def _corrected(
         why = "the device reports requests that it does not support; its link has no errors"
     others = ", ".join(str(one.address) for one in behind if one is not device)
     rate = f"{rise.per_minute or 0.0:.0f} corrected PCIe errors per minute"
-    return finding(
+    return warning(
         "corrected-errors",
-        "warning",
         f"{device} {verb} {rate}{' on average since boot' if rise.is_since_boot else ''}",
         (
             f"{pci_device(device.address)}/{file}: {_over(rise)}",
@@ -267,9 +264,8 @@ def gone(host: HostSnapshot) -> Iterator[Diagnostic]:
             continue
         if any(d.index_of_function(address) is not None for d in host.devices):
             continue  # a virtual function, which is removed with a number
-        yield finding(
+        yield warning(
             "device-gone",
-            "warning",
             f"{address} was there in this boot and is gone",
             (f"{pci_device(address)} does not exist",),
             "it was removed, or it lost its link or power; its guest lost it too",

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 
@@ -39,9 +39,8 @@ def hidden_addresses(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
             write = f"write each function as (DDDD:BB:DD.F){command_line(host)}"
         elif facts.distribution is not None and facts.distribution.id == "xenenterprise":
             write = f'{_XEN_CMDLINE} --set-dom0 "{_HIDE}={value}"'
-        yield finding(
+        yield warning(
             "xen-hide-invalid",
-            "warning",
             f"{_HIDE}= has an invalid address: {', '.join(wrong)}",
             (f"/proc/cmdline: {one.word}",),
             "pciback stops at the first invalid address: that function and the next ones stay with "
@@ -60,9 +59,8 @@ def balloons(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report guests of Proxmox whose balloon gives nothing back, because VFIO pins the memory."""
     if facts.ballooned:
         ids = [line.partition(".conf:")[0].rpartition("/")[2] for line in facts.ballooned]
-        yield finding(
+        yield warning(
             "balloon",
-            "warning",
             f"the balloon has no effect in guests with PCI devices: {', '.join(ids)}",
             facts.ballooned,
             "VFIO pins all memory of such a guest at its start, for DMA of the device (also of a "
@@ -77,9 +75,8 @@ def selinux_denials(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnosti
         policy = "the policy of the confined program (container-selinux, selinux-policy)"
         if "virt_launcher" in one.context:
             policy = "KubeVirt to a later release, whose policy virt_launcher allows it"
-        yield finding(
+        yield warning(
             "selinux-access",
-            "warning",
             f"SELinux denied {one.program}: {one.what}",
             (f"/var/log/audit/audit.log: {one.line}", "/sys/fs/selinux/enforce: 1"),
             "owner and mode of the file do not matter then",
@@ -112,9 +109,8 @@ def iommu_blocks_host(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnost
         d.is_graphics_or_accelerator and d.vendor_id not in _OF_BMC for d in host.devices
     )
     only = " (this host has no GPU but that of its BMC)" if is_bare else ""
-    yield finding(
+    yield warning(
         "iommu-blocks-host",
-        "warning",
         f"the IOMMU blocks memory accesses of the host's own device: {own[0][0]}",
         (
             *(f"kernel log: {one.text}" for _, one in own),

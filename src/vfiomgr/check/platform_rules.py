@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import isolation
@@ -54,9 +54,8 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         is_of_xen or pcie_without_iommu(host)
     )
     how = command_line(host) if is_for_words else ""
-    yield finding(
+    yield problem(
         "iommu",
-        "blocker",
         off.summary if is_of_xen else _NO_IOMMU[host.kernel.runs_on == "guest"],
         evidence,
         "Xen assigns devices itself, with its driver pciback"
@@ -129,9 +128,8 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
         yield finding("interrupt-remapping", "ok", title, evidence, why)
         unneeded = _unsafe_interrupts(host, facts)
         if unneeded and facts.interrupt_chips:
-            yield finding(
+            yield info(
                 "unsafe-interrupts",
-                "info",
                 "allow_unsafe_interrupts is set, although interrupts are remapped",
                 (*unneeded, *evidence),
                 "VFIO would also accept devices of a host without remapping, after a change of the "
@@ -213,9 +211,8 @@ def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     if not evidence:
         return
     evidence += [str(o) for o in facts.settings("options", "vfio") if name in o.arguments]
-    yield finding(
+    yield warning(
         "no-iommu-mode",
-        "warning",
         "VFIO's no-IOMMU mode is on",
         tuple(evidence),
         "a device in this mode can write to all of the host's memory; it taints the kernel, and "
@@ -262,9 +259,8 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
     for word in host.kernel.words:
         name, sign, value = word.partition("=")
         if name.startswith("rd.driver.") and tool in ("initramfs-tools", "mkinitcpio"):
-            yield finding(
+            yield warning(
                 "parameter-unknown",
-                "warning",
                 f"{name} has no effect: only dracut reads it",
                 (f"/proc/cmdline: {word}", f"the initramfs of this host is built by {tool}"),
                 "the kernel ignores parameters that it does not know",
@@ -275,9 +271,8 @@ def unknown_parameters(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagno
             continue
         for one in get_close_matches(_SEPARATORS.sub("", name), plain, 1, _CLOSE):
             known = plain[one]
-            yield finding(
+            yield warning(
                 "parameter-unknown",
-                "warning",
                 f"{name} is not a parameter of the kernel: {known} is similar",
                 (f"/proc/cmdline: {word}",),
                 "the kernel ignores parameters that it does not know",
@@ -302,9 +297,8 @@ def not_in_force(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             if word.partition("=")[0].replace("-", "_") in names and word not in host.kernel.words
         ]
         if lost:
-            yield finding(
+            yield warning(
                 "parameter-not-in-force",
-                "warning",
                 f"the running kernel did not get {' '.join(lost)} of {file}",
                 (f"{file}: {' '.join(lost)}", f"/proc/cmdline: {host.kernel.command_line}"),
                 "the host was not rebooted since, the file was not applied, or another boot loader "
@@ -318,9 +312,8 @@ def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report lockdown, which does not affect VFIO (lockdown_reason in linux/security.h)."""
     if facts.lockdown not in ("integrity", "confidentiality"):
         return
-    yield finding(
+    yield info(
         "lockdown",
-        "info",
         f"the kernel is locked down ({facts.lockdown})",
         (f"/sys/kernel/security/lockdown: {facts.lockdown}",),
         "VFIO works, but modules without a trusted signature (e.g. vGPU drivers) do not load, and "
@@ -334,9 +327,8 @@ def unauthorized(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report Thunderbolt devices that are not authorized: the kernel makes no tunnel for PCI."""
     if facts.unauthorized:
         before = "before the boot, as Xen knows only functions that exist then, "
-        yield finding(
+        yield info(
             "thunderbolt-unauthorized",
-            "info",
             f"{counted(len(facts.unauthorized), 'Thunderbolt device')} without authorization",
             tuple(f"{_THUNDERBOLT}/{name}/authorized: 0" for name in facts.unauthorized),
             "the PCI functions behind a Thunderbolt device exist only after it is authorized",
@@ -351,9 +343,8 @@ _THUNDERBOLT = "/sys/bus/thunderbolt/devices"
 def secure_boot(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report Secure Boot, with which many kernels check the signatures of modules."""
     if facts.secure_boot:
-        yield finding(
+        yield info(
             "secure-boot",
-            "info",
             "Secure Boot is on",
             ("/sys/firmware/efi/efivars: SecureBoot is 1",),
             "the distribution's vfio-pci is signed; a module built on this host (e.g. a vGPU "
@@ -381,18 +372,18 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     elif lacking := tuple(_lacking_vfio_pci(host, facts)):
         title = "this kernel has no vfio-pci"
         fix = install_modules(host, facts)
-        yield finding("vfio-pci", "blocker", title, lacking, why, fix)
+        yield problem("vfio-pci", title, lacking, why, fix)
     elif stopped := [
         s for s in facts.settings("install", "vfio_pci") if s.arguments.split(" ")[0] in _NO_LOADING
     ]:
         title = "modprobe is configured not to load vfio-pci"
         fix = "remove that line, or load it once: modprobe --ignore-install vfio-pci"
-        yield finding("vfio-pci", "blocker", title, tuple(map(str, stopped)), why, fix)
+        yield problem("vfio-pci", title, tuple(map(str, stopped)), why, fix)
     elif module.state == "available" and facts.has_modprobe is False:
         evidence = (f"modules.dep of {host.kernel.release} lists vfio_pci", "modprobe: not found")
         title = "vfio-pci is not loaded, and modprobe was not found"
         fix = "configure the system to load vfio-pci at boot"
-        yield finding("vfio-pci", "blocker", title, evidence, why, fix)
+        yield problem("vfio-pci", title, evidence, why, fix)
     elif module.state == "available":
         evidence = (f"modules.dep of {host.kernel.release} lists vfio_pci",)
         title = "vfio-pci is available; vfiomgr bind loads it"
@@ -434,9 +425,8 @@ def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     is_known = is_power or host.kernel.cpu_vendor is not None
     if not is_known or any(facts.module(n).state != "missing" for n in names):
         return
-    yield finding(
+    yield problem(
         "iommu-backend",
-        "blocker",
         "VFIO cannot map a guest's memory",
         tuple(_missing(name, host) for name in names),
         f"VFIO needs {' or '.join(names)} to map the addresses of a guest's device",
@@ -471,15 +461,14 @@ def kvm(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         return
     why = "without KVM guests are emulated in software, and Kata cannot start any"
     summary = f"no KVM: {title}"
-    yield finding("kvm", "warning", summary, ("/dev/kvm does not exist", shown), why, fix)
+    yield warning("kvm", summary, ("/dev/kvm does not exist", shown), why, fix)
 
 
 def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report kernels before 3.16, which bind only by PCI IDs."""
     if facts.has_driver_override is False:
-        yield finding(
+        yield warning(
             "driver-override",
-            "warning",
             "functions have no driver_override",
             (f"{PCI_DEVICES}/*/driver_override: none of {len(host.devices)} functions has it",),
             "without it a driver binds all functions with the same PCI IDs",
@@ -503,7 +492,7 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             title = "a function on VFIO has no character device"
             fix = f"check what removes nodes below {VFIO_CDEVS}: this kernel creates them"
         fix = f"no action if you use VFIO groups; otherwise {fix}"
-        yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
+        yield info("iommufd", title, lacking, _IOMMUFD_NEED, fix)
         return
     module, has_node = facts.module("iommufd"), facts.has_node(IOMMU_NODE)
     cdevs = tuple(cdev_evidence(host, facts))
@@ -518,7 +507,7 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         title = "this kernel has iommufd, but the module is not loaded"
         fix = load_at_boot(host, "iommufd")
         why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them if {IOMMU_NODE} exists"
-        yield finding("iommufd", "info", title, (*_option(facts, "IOMMUFD"), *cdevs), why, fix)
+        yield info("iommufd", title, (*_option(facts, "IOMMUFD"), *cdevs), why, fix)
 
 
 def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
@@ -562,9 +551,8 @@ def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
     node = facts.node("/dev/vfio/vfio")
     if node is None or node.mode & _OTHERS_MAY == _OTHERS_MAY:
         return
-    yield finding(
+    yield info(
         "container-node",
-        "info",
         f"not every user can open {node.path}",
         (f"{node.path}: mode {node.mode:04o}, owner {node.owner}",),
         "an unprivileged QEMU needs it in addition to the node of the IOMMU group, unless it uses "
@@ -588,9 +576,8 @@ def guest_irqs(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         return
     is_server = facts.distribution is not None and facts.distribution.id == "xenenterprise"
     how = f" ({_XEN_CMDLINE} --set-xen {_EXTRA_IRQS}=128)" if is_server else ""
-    yield finding(
+    yield info(
         "xen-guest-irqs",
-        "info",
         "guests of Xen may get fewer interrupts than NVMe controllers use",
         (
             f"xl info: no {_EXTRA_IRQS} in xen_commandline",
@@ -624,9 +611,8 @@ def unit_hardening(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
     """Report settings of systemd for libvirt's units that no guest with a device gets past."""
     for one in facts.hardening:
         key = one.setting.partition("=")[0]
-        yield finding(
+        yield warning(
             "unit-hardening",
-            "warning",
             f"{one.service} is denied what passthrough needs: {one.setting}",
             (f"{one.source}: {one.setting}",),
             _DENIED[key],
@@ -646,9 +632,8 @@ def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     free = {x.subject for x in facts.memlock if x.is_unlimited}
     bounds = [x for x in facts.memlock if x.setting.startswith(BOUNDS) and x.subject not in free]
     for bound in bounds:
-        yield finding(
+        yield warning(
             "memlock",
-            "warning",
             f"{bound.subject} cannot raise the limit on locked memory of a guest",
             (f"{bound.setting} ({bound.source})",),
             "VFIO locks all memory of a guest, and libvirt raises the limit of its QEMU for that, "
@@ -664,9 +649,8 @@ def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             yield finding("memlock", "ok", "no relevant limit on locked memory", evidence, why)
         return
     drop_in = "LimitMEMLOCK=infinity in a drop-in of the service (systemctl edit SERVICE)"
-    yield finding(
+    yield info(
         "memlock",
-        "info",
         "locked memory of guests is limited",
         evidence,
         f"{why}; guests of root and of libvirt's system daemon are not affected",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, finding, refusal, refuse
+from vfiomgr.diagnostic import Diagnostic, info, problem, refusal, refuse, warning
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.kata.check import container_timeout_key
@@ -123,9 +123,8 @@ def _host_memory(sizing: Sizing) -> Iterator[Diagnostic]:
     needed = memory + sizing.limit_mib
     if needed > host:
         limits = f" and container limits of {sizing.limit_mib} MiB" if sizing.limit_mib else ""
-        yield finding(
+        yield problem(
             "kata-host-memory",
-            "blocker",
             f"a guest with {memory} MiB{limits} is larger than the host, which has {host} MiB",
             (f"default_memory = {memory}", "MemTotal of the host's nodes"),
             "VFIO pins all memory of a guest with a device",
@@ -144,9 +143,8 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
         f"the guest's addresses have {bits or 'an unknown number of'} bits",
     )
     if bits is None:
-        yield finding(
+        yield info(
             "kata-window",
-            "info",
             f"cannot check whether BARs of {size(window)} fit into the guest",
             evidence,
             "the address width of the host is unknown",
@@ -154,9 +152,8 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
         return
     memory = (sizing.default_memory_mib or 0) + sizing.limit_mib
     if not _fits(sizing, memory, window, bits):
-        yield finding(
+        yield problem(
             "kata-window",
-            "blocker",
             f"{memory} MiB of memory and BARs of {size(window)} do not fit below {size(1 << bits)}",
             evidence,
             "the guest kernel leaves BARs without addresses, and drivers find no device",
@@ -166,9 +163,8 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
     most = sizing.default_maxmemory_mib or sizing.host_memory_mib or memory
     if not _fits(sizing, max(most, memory), window, bits):
         told = sizing.default_maxmemory_mib or f"0: all {most} MiB of the host"
-        yield finding(
+        yield warning(
             "kata-maxmemory",
-            "warning",
             "the address space for memory that may be added leaves no room for BARs of "
             f"{size(window)}",
             (*evidence, f"default_maxmemory = {told}"),
@@ -193,9 +189,8 @@ def _fits(sizing: Sizing, memory_mib: int, window: int, bits: int) -> bool:
 def _ports(sizing: Sizing) -> Iterator[Diagnostic]:
     count = len(sizing.functions)
     if sizing.hypervisor == "qemu" and count > MAX_PORTS:
-        yield finding(
+        yield problem(
             "kata-too-many-devices",
-            "blocker",
             f"{count} functions need a root port each, but Kata has only {MAX_PORTS}",
             tuple(str(function.address) for function in sizing.functions),
             "functions beyond that get none (maxPCIeRootPorts in "
@@ -207,9 +202,8 @@ def _ports(sizing: Sizing) -> Iterator[Diagnostic]:
 def _port_order(sizing: Sizing) -> Iterator[Diagnostic]:
     count = len(sizing.functions)
     if sizing.runtime == "go" and _SORTED_WRONG <= count <= MAX_PORTS:
-        yield finding(
+        yield warning(
             "kata-port-order",
-            "warning",
             f"with {count} functions, containers get the wrong GPU",
             (f"{count} functions, a root port each",),
             "the Go runtime sorts port names as text (rp10 before rp2) and counts in that order",
@@ -226,9 +220,8 @@ def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
             by_place.setdefault(text.partition(":")[2], []).append(text)
         same = "; ".join(" and ".join(texts) for texts in by_place.values() if len(texts) > 1)
         early = "; runtime-rs before 3.18.0 finds no others: use a later release"
-        yield finding(
+        yield warning(
             "kata-pci-domain",
-            "warning",
             f"{', '.join(others)}: Kata loses PCI domains other than 0000",
             tuple(others),
             "the PCI domain is missing in the mapping of host devices that Kata passes to the "

@@ -19,7 +19,7 @@ from vfiomgr.containers.resource_names import (
     name_resources,
     qualified,
 )
-from vfiomgr.diagnostic import Diagnostic, blocker, finding
+from vfiomgr.diagnostic import Diagnostic, blocker, info
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths, offers
 from vfiomgr.node.health import (
     HealthContext,
@@ -358,4 +358,4 @@ def _about(host: HostSnapshot, resource: NodeResource) -> Iterator[Diagnostic]:
 
 
 def _note(rule: str, subject: object, summary: str, remedy: str = "") -> Diagnostic:
-    return finding(rule, "info", summary, (), "", remedy, subject=subject)
+    return info(rule, summary, (), "", remedy, subject=subject)

@@ -6,7 +6,7 @@ import os
 from errno import EACCES, EPERM, EROFS
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import diagnostics_of, finding
+from vfiomgr.diagnostic import diagnostics_of, warning
 from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.node.messages import BINDER, Problem
 from vfiomgr.paths import PCI_DEVICES
@@ -100,9 +100,8 @@ def skipped_resets(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
     """The resources whose devices are not reset although their settings say so."""
     for resource in found.resources:
         if resource.resets and not may_reset(tree):
-            yield finding(
+            yield warning(
                 "reset-skipped",
-                "warning",
                 f"devices of {resource.name} are not reset before containers start",
                 (f"{PCI_DEVICES} is not writable",),
                 "VFIO resets a device when it is opened and closed",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check import platform_rules
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.kata.facts import VFIO_MODES
 from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.passthrough.isolation import iommu_unread, isolation
@@ -164,11 +164,10 @@ def _settings(context: GuestContext) -> Iterator[Diagnostic]:
     why = "Kata refuses the entire configuration"
     for key, value in image.mistyped:
         title, remedy = f"{key} is {value}", f"correct {key}, or remove it"
-        yield finding("guest-setting", "blocker", title, (image.source,), why, remedy)
+        yield problem("guest-setting", title, (image.source,), why, remedy)
     if image.vfio_mode not in VFIO_MODES:
-        yield finding(
+        yield problem(
             "guest-setting",
-            "blocker",
             f"invalid vfio_mode: {image.vfio_mode!r}",
             (f"{image.source}: vfio_mode = {image.vfio_mode}",),
             why,
@@ -197,7 +196,7 @@ def _files(context: GuestContext) -> Iterator[Diagnostic]:
     if image.file("kernel") is None and not image.mistyped:
         evidence = (f"{image.source}: no kernel in [hypervisor.{image.hypervisor}]",)
         remedy = "set kernel to the path of one, e.g. that of Kata's own configurations"
-        yield finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
+        yield problem("guest-file", "the guest has no kernel", evidence, why, remedy)
 
 
 def _root(context: GuestContext) -> Iterator[Diagnostic]:
@@ -208,9 +207,8 @@ def _root(context: GuestContext) -> Iterator[Diagnostic]:
         return
     section = f"[hypervisor.{image.hypervisor}]"
     title = "the guest has an image and an initrd" if names else "the guest has no root file system"
-    yield finding(
+    yield problem(
         "guest-root",
-        "blocker",
         title,
         (f"{image.source}: {section} has {' and '.join(names) or 'neither image nor initrd'}",),
         "Kata needs exactly one of them",
@@ -237,7 +235,7 @@ def _file_system(context: GuestContext) -> Iterator[Diagnostic]:
         return
     title = f"the image is {file.file_system}, but rootfs_type is {told}"
     remedy = f'write rootfs_type = "{file.file_system}"'
-    yield finding("rootfs-type", "blocker", title, evidence, why, remedy)
+    yield problem("rootfs-type", title, evidence, why, remedy)
 
 
 def _driver(context: GuestContext) -> Iterator[Diagnostic]:
@@ -254,9 +252,8 @@ def _driver(context: GuestContext) -> Iterator[Diagnostic]:
         yield finding("guest-driver", "ok", title, evidence, why)
     elif root.is_for_nvidia or kernel.is_for_nvidia:
         title = "image and kernel are of different builds, by their names"
-        yield finding(
+        yield warning(
             "guest-driver",
-            "warning",
             title,
             evidence,
             "the NVIDIA modules of the image only work with the kernel that they were built for",
@@ -275,9 +272,8 @@ def _driver(context: GuestContext) -> Iterator[Diagnostic]:
         )
     others = ", ".join(str(device) for device in devices if device not in nvidia)
     if others:
-        yield finding(
+        yield info(
             "guest-driver",
-            "info",
             f"the guest needs a driver for {others}",
             evidence,
             why,
@@ -297,9 +293,8 @@ def _containers(context: GuestContext) -> Iterator[Diagnostic]:
     others = [device for device in devices if not is_cdi_gpu(device)]
     if others and not hooks:
         shown = ", ".join(str(device) for device in others)
-        yield finding(
+        yield info(
             "guest-nodes",
-            "info",
             f"containers get no device nodes for {shown} automatically",
             evidence,
             "Kata uses the guest's CDI only for NVIDIA display functions; for other PCI devices "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import finding
+from vfiomgr.diagnostic import problem, warning
 from vfiomgr.kata.explain.context import ON_ROOT_BUS, Q35, chain_break
 from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT
 from vfiomgr.kata.model import OLDEST, KataRelease
@@ -58,9 +58,8 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
     first = known.get(name)
     if name in known and (first is None or release.version < first):
         later = "" if first is None else f", or Kata {first} or later"
-        yield finding(
+        yield problem(
             "kata-hypervisor",
-            "blocker",
             f"{name} of {release} takes no VFIO devices",
             (f"{settings.path}: [hypervisor.{name}]",),
             "containers with a device do not start, or start without it",
@@ -68,9 +67,8 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
             subject=settings.path,
         )
     if release.version < _WITHOUT_HOST_NODES:
-        yield finding(
+        yield warning(
             "vfio-node-in-container",
-            "warning",
             f"{release} creates the host's node /dev/vfio/GROUP in the container",
             (f"{settings.path}: {release}",),
             "the group is that of the host, which the guest does not have: programs in the "
@@ -80,9 +78,8 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
         )
     is_confined = settings.value("runtime", "sandbox_cgroup_only") is True
     if is_confined and release.version < _CGROUP_WITH_DEVICES:
-        yield finding(
+        yield warning(
             "kata-sandbox-cgroup",
-            "warning",
             f"{release} may leave the VFIO group out of the device cgroup of the sandbox",
             (f"{settings.path}: sandbox_cgroup_only = true",),
             "QEMU may not open /dev/vfio/GROUP (Operation not permitted)",
@@ -91,9 +88,8 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
         )
     is_on_root_bus = settings.value("hypervisor.qemu", ON_ROOT_BUS) is True
     if is_on_root_bus and settings.machine_type == Q35 and release.version < _ACPI_HOT_PLUG:
-        yield finding(
+        yield warning(
             "kata-early-hotplug",
-            "warning",
             f"{release} hot-plugs devices into a root port while the guest's kernel still boots",
             (f"{settings.path}: {ON_ROOT_BUS} = true, machine_type = {Q35}",),
             "pciehp of guest kernels 5.x may take that for an unplug: the device disappears again "
@@ -108,9 +104,8 @@ def configured_faults(release: KataRelease, settings: KataSettings) -> Iterator[
 def device_faults(settings: KataSettings, functions: Sequence[PciDevice]) -> Iterator[Diagnostic]:
     """What these functions, with all of their IOMMU groups, cannot have together in one guest."""
     if settings.hypervisor == _CLH and len(functions) > 1 and settings.hot_plug != NO_PORT:
-        yield finding(
+        yield warning(
             "kata-hypervisor-devices",
-            "warning",
             f"Cloud Hypervisor may refuse a second device: {counted(len(functions), 'function')}",
             (f"{settings.path}: [hypervisor.{_CLH}], hot_plug_vfio = {settings.hot_plug}",),
             "it may map BARs of several hot-plugged devices to one place: IommuDmaMap fails with "
@@ -122,9 +117,8 @@ def device_faults(settings: KataSettings, functions: Sequence[PciDevice]) -> Ite
     for number, members in by_group.items() if settings.has_iommu else ():
         if number is not None and len(members) > 1 and settings.hypervisor == _QEMU:
             mode = settings.vfio_mode
-            yield finding(
+            yield warning(
                 "kata-address-spaces",
-                "warning",
                 f"functions of IOMMU group {number} have separate groups in the guest: "
                 + ", ".join(str(device.address) for device in members),
                 (f"{settings.path}: enable_iommu = true, vfio_mode = {mode}",),

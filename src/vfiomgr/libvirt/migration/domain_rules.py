@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, Severity, finding
+from vfiomgr.diagnostic import Diagnostic, Severity, finding, problem, warning
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.preflight.settings import mac_addresses
 from vfiomgr.rules.runner import RuleSet, register, rule
@@ -97,9 +97,8 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
     unknown = [h for h, found in pairs if found is None or found.has_p2p is None]
     evidence = tuple(context.cite(hostdev) for hostdev, _ in pairs)
     if without:
-        yield finding(
+        yield problem(
             "migration-several",
-            "blocker",
             f"{len(pairs)} devices migrate together only if all support P2P; "
             f"{', '.join(h.name for h in without)} does not",
             evidence,
@@ -107,9 +106,8 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
             f"before the migration: {context.removal(without[0])}",
         )
     elif unknown:
-        yield finding(
+        yield warning(
             "migration-several",
-            "warning",
             f"{len(pairs)} devices migrate together only if all support P2P; unknown: "
             f"{', '.join(h.name for h in unknown)}",
             evidence,
@@ -122,9 +120,8 @@ def confidential(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "SEV: Migration is not implemented"; it cannot read private memory of TDX either."""
     launch = context.domain.launch
     if launch is not None:
-        yield finding(
+        yield problem(
             "migration-confidential",
-            "blocker",
             f"a confidential guest does not migrate: {launch.kind}",
             (f"{context.at(launch.line)}: <launchSecurity type='{launch.kind}'>",),
             "QEMU cannot read its memory",
@@ -136,9 +133,8 @@ def nvme_disks(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Migration without shared storage is unsafe" (qemuMigrationSrcIsSafe)."""
     for hostdev in context.hostdevs:
         if hostdev.element == "disk":
-            yield finding(
+            yield problem(
                 "migration-disk",
-                "blocker",
                 f"disk {hostdev.disk_target} is an NVMe controller of this host: {hostdev.name}",
                 (context.cite(hostdev),),
                 "its content is not on the other host",
@@ -152,9 +148,8 @@ def teaming(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev in context.hostdevs:
         if hostdev.partner is None or context.domain.interface_of(hostdev) is not None:
             continue
-        yield finding(
+        yield problem(
             "teaming-partner-missing",
-            "blocker",
             f"{hostdev.name} is paired with {hostdev.partner}, and no interface has that alias",
             (context.cite(hostdev, f"<teaming type='transient' persistent='{hostdev.partner}'>"),),
             "QEMU unplugs it only if a virtio interface with failover replaces it",
@@ -201,9 +196,8 @@ def programs(context: PreflightContext) -> Iterator[Diagnostic]:
     known = context.qemu
     if known is None or known >= FIRST_QEMU or not staying(context):
         return
-    yield finding(
+    yield problem(
         "migration-old-qemu",
-        "blocker",
         f"QEMU {known} does not migrate VFIO devices",
         (f"{context.hypervisor.uri if context.hypervisor else 'program'}: QEMU {known}",),
         "its migration of VFIO devices is an experiment that is off",
@@ -223,9 +217,8 @@ def not_on_host(context: PreflightContext) -> Iterator[Diagnostic]:
         own = "correct its name, or start the vGPU: vfiomgr vgpu start"
         if hostdev.address is not None:
             own = "correct its address, or plug it in"
-        yield finding(
+        yield problem(
             "migration-device-missing",
-            "blocker",
             f"this host does not have {hostdev.name}",
             (context.cite(hostdev),),
             "migration depends on the device",
@@ -238,9 +231,8 @@ def blocked_by_qemu(context: PreflightContext) -> Iterator[Diagnostic]:
     """Reasons of the running guest, in QEMU's words: blockers, and devices without a state."""
     name = context.domain.name
     for reason in context.blocked_reasons or ():
-        yield finding(
+        yield problem(
             "migration-blocked",
-            "blocker",
             f"QEMU refuses to migrate {name}: {reason}",
             (f"query-migrate of QEMU of {name}: blocked-reasons",),
             "QEMU says so about the guest as it runs now",

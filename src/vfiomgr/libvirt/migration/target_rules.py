@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.teaming import how_to_set
 from vfiomgr.libvirt.migration.domain_rules import FIRST_QEMU, staying
@@ -50,9 +50,8 @@ def same_host(pair: Comparison) -> Iterator[Diagnostic]:
     boot = pair.target.kernel.boot_id
     if boot is None or boot != pair.context.host.kernel.boot_id:
         return
-    yield finding(
+    yield problem(
         "migration-same-host",
-        "blocker",
         f"{pair.name} is the host of the domain",
         (f"here and in {pair.name}: /proc/sys/kernel/random/boot_id is {boot}",),
         "libvirt does not migrate a domain to its own host",
@@ -66,9 +65,8 @@ def devices(pair: Comparison) -> Iterator[Diagnostic]:
         if place.is_ready is not False:
             continue
         is_missing = not place.remedy
-        yield finding(
+        yield problem(
             "migration-no-place" if is_missing else "migration-not-ready",
-            "blocker",
             f"{pair.name} has no place for {place.device}: {place.text}"
             if is_missing
             else f"the counterpart of {place.device} on {pair.name} is not ready",
@@ -84,9 +82,8 @@ def addresses(pair: Comparison) -> Iterator[Diagnostic]:
     moved = [place for place in pair.places if place.moves]
     if moved:
         told = ", ".join(f"{place.device} is {place.target}" for place in moved)
-        yield finding(
+        yield info(
             "migration-address",
-            "info",
             f"on {pair.name} devices have other names: {told}",
             tuple(f"{pair.name}: {place.text}" for place in moved),
             "libvirt there starts the domain with the devices that its XML names",
@@ -104,9 +101,8 @@ def mac_addresses(pair: Comparison) -> Iterator[Diagnostic]:
         if hostdev.element == "interface" or interface is None or device is None:
             continue
         if interface.mac is not None:
-            yield finding(
+            yield info(
                 "migration-condition",
-                "info",
                 f"{device.address} of {pair.name} needs the MAC address of {interface.alias}: "
                 f"{interface.mac}",
                 (pair.context.cite(hostdev, f"persistent='{interface.alias}'"),),
@@ -137,9 +133,8 @@ def numa_nodes(pair: Comparison) -> Iterator[Diagnostic]:
     if not far or len(nodes) == 1:
         return
     told = ", ".join(f"{place.device} on {there} instead of {here}" for place, here, there in far)
-    yield finding(
+    yield info(
         "migration-numa",
-        "info",
         f"on {pair.name} devices are on other NUMA nodes: {told}",
         tuple(f"{pair.name}: numa_node of {place.target}: {there}" for place, _, there in far),
         "the domain is bound to nodes or CPUs by their numbers on this host"
@@ -194,9 +189,8 @@ def versions(pair: Comparison) -> Iterator[Diagnostic]:
         yield _too_old(pair, "migration-old-qemu", f"QEMU {qemu}", "migration of VFIO devices")
     old, new = _version(pair.here.libvirt) or here.libvirt, _version(there.libvirt)
     if old is not None and new is not None and new < old:
-        yield finding(
+        yield warning(
             "migration-older-libvirt",
-            "warning",
             f"{pair.name} has an older libvirt: {new} instead of {old}",
             (f"here: libvirt {old}", f"{pair.name}: libvirt {new}"),
             "libvirt supports migration to the same or a later release",
@@ -205,9 +199,8 @@ def versions(pair: Comparison) -> Iterator[Diagnostic]:
 
 
 def _too_old(pair: Comparison, rule: str, program: str, what: str) -> Diagnostic:
-    return finding(
+    return problem(
         rule,
-        "blocker",
         f"{program} of {pair.name} does not have {what}",
         (f"{pair.name}: {program}", pair.context.domain.source),
         "the guest does not start there",
@@ -228,9 +221,8 @@ def drivers(pair: Comparison) -> Iterator[Diagnostic]:
             if one is None or other is None or one == other or (one, other) in seen:
                 continue
             seen.add((one, other))
-            yield finding(
+            yield warning(
                 "migration-driver-version",
-                "warning",
                 f"{pair.name} has another version of {module}: {other} instead of {one}",
                 (f"/sys/module/{module}/version: {one}", f"{pair.name}: {other}"),
                 "the driver there may refuse the state of the device",
@@ -260,9 +252,8 @@ def families(pair: Comparison) -> Iterator[Diagnostic]:
         old = [version for version in found if version is not None and version < ACROSS_FAMILIES]
         kinds = [("mediated device" if v.uuid else "virtual function") for v in (vgpu, other)]
         if old:
-            yield finding(
+            yield problem(
                 "migration-family",
-                "blocker",
                 f"{vgpu.name} is a {kinds[0]} here and a {kinds[1]} on {pair.name}",
                 (f"here: {vgpu}", f"{pair.name}: {other}", f"libvirt {old[0]}"),
                 f"libvirt before {ACROSS_FAMILIES} refuses the change",

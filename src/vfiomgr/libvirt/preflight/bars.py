@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check.device_rules import SMALL_BAR, large_bar
-from vfiomgr.diagnostic import finding
+from vfiomgr.diagnostic import info
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.units import GIB, Version, size
@@ -42,9 +42,8 @@ def off(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         name = f"BAR {bar.index}"
         unbound = f"vfiomgr unbind {device.address}; " if device.is_on_vfio else ""
-        yield finding(
+        yield info(
             "resizable-bar-off",
-            "info",
             f"{name} of {device} has {size(bar.size)}, and the guest cannot resize it",
             (context.cite(taken.hostdev), *_evidence(device, bar)),
             "guest drivers report Resizable BAR as off, and some are slower then, such as those of "
@@ -63,9 +62,8 @@ def hidden(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         is_old = context.qemu is not None and context.qemu < _FIRST_SHOWN
         if is_old or bar.size > _MOST_SHOWN:
-            yield finding(
+            yield info(
                 "resizable-bar-hidden",
-                "info",
                 f"the guest does not see that BAR {bar.index} of {device} is resizable",
                 (
                     context.cite(taken.hostdev),

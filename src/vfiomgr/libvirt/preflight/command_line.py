@@ -13,7 +13,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import finding
+from vfiomgr.diagnostic import finding, problem, warning
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
@@ -104,9 +104,8 @@ def not_locked(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     for hostdev in own:
         element = f"vfiomgr libvirt hostdev {hostdev.name} prints it"
-        yield finding(
+        yield warning(
             "commandline-device",
-            "warning",
             f"{hostdev.name} is only in QEMU's own arguments, so libvirt does not raise the limit "
             "on locked memory",
             (context.cite(hostdev), "no <hard_limit>, no <locked>, no <hostdev>"),
@@ -137,9 +136,8 @@ def clashes(context: PreflightContext) -> Iterator[Diagnostic]:
         if len(arguments) + max(count, is_own) < 2:  # noqa: PLR2004 - two at one place
             continue
         other = "the machine's own device" if is_own else f"<address> of {count} devices"
-        yield finding(
+        yield problem(
             "same-place",
-            "blocker",
             f"{len(arguments) + max(count, is_own)} devices are at the same address: bus {name}, "
             f"slot {slot:#04x}, function {function:#x}",
             (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.libvirt.build.confidential import (
     FEATURES,
     PARAMETERS,
@@ -65,9 +65,8 @@ def confidential(context: PreflightContext) -> Iterator[Diagnostic]:
     yield from _memory_devices(context, launch, cited)
     if launch.shares_memory:
         # guest_memfd, which nothing can map, is beside the shared memory
-        yield finding(
+        yield info(
             "confidential-shared-memory",
-            "info",
             "other processes see only the memory that this confidential guest shares",
             (cited, "access to its memory: shared"),
             "private memory cannot be mapped; the guest copies data of virtiofs and vhost-user "
@@ -83,9 +82,8 @@ def _support(context: PreflightContext, launch: DomainLaunch, cited: str) -> Ite
         return
     path, option = PARAMETERS[launch.kind]
     if (known.tdx if launch.kind == "tdx" else known.sev_snp) is False:
-        yield finding(
+        yield problem(
             "confidential-host",
-            "blocker",
             f"KVM of this host does not start guests with {launch.kind}",
             (cited, f"{path}: N"),
             "libvirt and QEMU refuse the domain",
@@ -98,9 +96,8 @@ def _versions(context: PreflightContext, launch: DomainLaunch, cited: str) -> It
     feature, libvirt, qemu = FEATURES[launch.kind], context.libvirt, context.qemu
     needed = max(QEMU[launch.kind], QEMU_WITH_DEVICES if context.hostdevs else Version(0, 0))
     if libvirt is not None and not feature.is_in(libvirt):
-        yield finding(
+        yield problem(
             "confidential-old-libvirt",
-            "blocker",
             f"libvirt {libvirt} does not support {feature.what}",
             (cited, context.cite_libvirt()),
             "libvirt rejects the domain",
@@ -108,9 +105,8 @@ def _versions(context: PreflightContext, launch: DomainLaunch, cited: str) -> It
         )
     if qemu is not None and qemu < needed:
         what = "its host devices" if qemu >= QEMU[launch.kind] else "it"
-        yield finding(
+        yield problem(
             "confidential-old-qemu",
-            "blocker",
             f"QEMU {qemu} does not support {what} in a guest with {launch.kind}",
             (cited, f"QEMU {qemu}"),
             "the guest does not start",
@@ -131,9 +127,8 @@ def _features(launch: DomainLaunch, cited: str) -> Iterator[Diagnostic]:
     }
     wanted = [element for element, is_wrong in wrong.items() if is_wrong]
     if wanted:
-        yield finding(
+        yield problem(
             "confidential-features",
-            "blocker",
             f"a guest with {launch.kind} cannot have these <features>",
             (cited,),
             "libvirt or QEMU refuses it: no SMM, for TDX no PMU and a split interrupt controller",
@@ -148,9 +143,8 @@ def _firmware(context: PreflightContext, launch: DomainLaunch, cited: str) -> It
     is_measured = context.domain.firmware == "efi" and not is_flash
     if is_measured or launch.loader == "rom" or launch.has_kernel:
         return
-    yield finding(
+    yield problem(
         "confidential-firmware",
-        "blocker",
         f"a guest with {launch.kind} does not start from {what}",
         (cited,),
         "the firmware is measured: it is OVMF, for TDX as a ROM",
@@ -165,9 +159,8 @@ def _cpu(context: PreflightContext, launch: DomainLaunch, cited: str) -> Iterato
     if launch.kind != "tdx" or (cpu.mode in _HOST_CPUS and not is_limited):
         return
     why = "its address width is limited" if is_limited else f"its mode is {cpu.mode}"
-    yield finding(
+    yield problem(
         "confidential-cpu",
-        "blocker",
         f"a TDX guest needs the CPU of the host: {why}",
         (f"{context.at(context.domain.line('cpu'))}: <cpu>", cited),
         "QEMU refuses named models and other widths for TDX",
@@ -199,18 +192,16 @@ def _all_memory(
     """
     domain, count = context.domain, context.domain.own_mappings
     if domain.memory.is_locked:
-        yield finding(
+        yield warning(
             "confidential-locked",
-            "warning",
             "a confidential guest locks its memory",
             (cited, "<memoryBacking>: <locked/>"),
             "shared memory that becomes private cannot be discarded: it counts twice",
             "remove <locked/>: private memory is never swapped",
         )
     if count:
-        yield finding(
+        yield problem(
             "confidential-mapped",
-            "blocker",
             "a confidential guest cannot have NVMe disks of the host or vDPA interfaces",
             (cited, f"<disk type='nvme'> and <interface type='vdpa'>: {count}"),
             "they map all memory, also what becomes private, and QEMU refuses that",
@@ -218,9 +209,8 @@ def _all_memory(
         )
     if domain.memory.has_hugepages or launch.is_preallocated:
         what = "<hugepages>" if domain.memory.has_hugepages else "<allocation mode='immediate'/>"
-        yield finding(
+        yield warning(
             "confidential-preallocated",
-            "warning",
             "memory of a confidential guest is allocated twice",
             (f"{context.at(domain.line('memoryBacking'))}: {what}", cited),
             "it only backs memory that the guest shares, is allocated in full at the start, and "
@@ -239,27 +229,24 @@ def _memory_devices(
     plain = ", ".join(sorted(kinds & _PLAIN_MEMORY))
     added = f", and write the size of {plain} into <memory> of the domain" if plain else ""
     if qemu is not None and first <= qemu < end and "virtio-mem" in kinds:
-        yield finding(
+        yield problem(
             "confidential-memory-device",
-            "blocker",
             f"QEMU {qemu} does not start a confidential guest with virtio-mem",
             (*devices, cited),
             'QEMU exits with "Failed to set RamDiscardManager"',
             f"remove the <memory> devices{added}",
         )
     elif devices:
-        yield finding(
+        yield warning(
             "confidential-memory-device",
-            "warning",
             "a confidential guest has memory devices, which its kernel must accept",
             (*devices, cited),
             _MUST_ACCEPT,
             f"remove the <memory> devices{added}",
         )
     elif launch.memory_slots:
-        yield finding(
+        yield info(
             "confidential-memory-hotplug",
-            "info",
             "memory can be added to this confidential guest, and its kernel must accept it",
             (f"{context.at(context.domain.line('maxMemory'))}: <maxMemory>", cited),
             _MUST_ACCEPT,

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, info, problem, warning
 from vfiomgr.libvirt.desktop import BY_ID, KVMFR, LOOKING_GLASS
 from vfiomgr.libvirt.preflight.apparmor import PROFILES, QEMU_PROFILE
 from vfiomgr.libvirt.preflight.command_line import given, values_of
@@ -70,9 +70,8 @@ def shared_memory(context: PreflightContext) -> Iterator[Diagnostic]:
                 yield _missing(cited, memory.path)
             continue
         if memory.size_bytes is not None and 0 < state.size_bytes < memory.size_bytes:
-            yield finding(
+            yield problem(
                 "shared-memory-stale",
-                "blocker",
                 f"{memory.path} has {shown_size(state.size_bytes)}, and the domain needs "
                 f"{shown_size(memory.size_bytes)}",
                 (cited, f"{memory.path}: {state.size_bytes} bytes"),
@@ -84,9 +83,8 @@ def shared_memory(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _missing(cited: str, path: str) -> Diagnostic:
-    return finding(
+    return warning(
         "shared-memory-missing",
-        "warning",
         f"{path} does not exist, and nothing creates it for Looking Glass's client",
         (cited, f"/etc/tmpfiles.d: no line for {path}"),
         "QEMU creates it with mode 0644 for its own user, and the client cannot open it",
@@ -103,9 +101,8 @@ def _denied(
     account, state = known.account, known.files.get(path)
     if account is None or state is None or context.is_session or account.may_use(state):
         return
-    yield finding(
+    yield problem(
         "shared-memory-denied",
-        "blocker",
         f"QEMU may not read and write {path}: its owner and mode do not allow {account.name}",
         (
             cited,
@@ -136,9 +133,8 @@ def kvmfr(context: PreflightContext) -> Iterator[Diagnostic]:
         number = int(path.removeprefix(KVMFR[:-1]))
         module = known.sizes_mib[number] * MIB if number < len(known.sizes_mib) else None
         if module is not None and module < size:
-            yield finding(
+            yield problem(
                 "kvmfr-too-small",
-                "blocker",
                 f"{path} has {shown_size(module)}, and the domain needs {shown_size(size)}",
                 (cited, f"{KVMFR_SIZES}: {','.join(map(str, known.sizes_mib))}"),
                 "QEMU cannot map more than the module has",
@@ -152,9 +148,8 @@ def kvmfr(context: PreflightContext) -> Iterator[Diagnostic]:
 def _no_node(cited: str, path: str, size: int, *, is_file: bool) -> Diagnostic:
     first = f"rm {path}; " if is_file else ""
     what = "is a regular file and no device" if is_file else "does not exist"
-    return finding(
+    return problem(
         "kvmfr-missing",
-        "blocker",
         f"{path} {what}: the module kvmfr is not loaded",
         (cited, f"{path}: {'regular file' if is_file else 'missing'}"),
         "QEMU creates a regular file of that name, and Looking Glass shows nothing",
@@ -173,9 +168,8 @@ def _confined(
 ) -> Iterator[Diagnostic]:
     """Libvirt allows only the nodes of elements that it reads, and no argument of QEMU's own."""
     if known.device_acl is not None and path not in known.device_acl and not context.is_session:
-        yield finding(
+        yield problem(
             "kvmfr-acl",
-            "blocker",
             f"cgroup_device_acl of libvirt does not let QEMU open {path}",
             (cited, f"{QEMU_CONF}: cgroup_device_acl {_shown_acl(known.device_acl)}"),
             'QEMU exits with "Operation not permitted" or "Permission denied"',
@@ -183,9 +177,8 @@ def _confined(
             "and restart libvirtd or virtqemud",
         )
     if path in known.denied and context.domain.is_confined:
-        yield finding(
+        yield problem(
             "kvmfr-apparmor",
-            "blocker",
             f"AppArmor does not let QEMU open {path}",
             (cited, f"{PROFILES}/{QEMU_PROFILE}: no rule for this path, with what it includes"),
             "libvirt adds no node of QEMU's own arguments to the profile of a domain",
@@ -210,18 +203,16 @@ def inputs(context: PreflightContext) -> Iterator[Diagnostic]:
         state = None if known is None else known.files.get(path)
         if known is not None and (state is None or not state.is_node):
             what = "does not exist" if state is None else "is not a device"
-            yield finding(
+            yield problem(
                 "input-missing",
-                "blocker",
                 f"the input device {path} {what}",
                 (cited,),
                 "the domain does not start while the keyboard or mouse is unplugged",
                 f"plug it in, or correct the name in line {line}: ls {BY_ID}",
             )
         elif _NUMBERED.fullmatch(path):
-            yield finding(
+            yield warning(
                 "input-by-number",
-                "warning",
                 f"{path} may be another device after a reboot",
                 (cited,),
                 "the kernel numbers event devices in the order that it finds them",
@@ -242,9 +233,8 @@ def audio(context: PreflightContext) -> Iterator[Diagnostic]:
         if one.kind == "pipewire" and qemu is not None and qemu < _PIPEWIRE_QEMU:
             lacking.append(f"QEMU {qemu} (since {_PIPEWIRE_QEMU})")
         if lacking:
-            yield finding(
+            yield problem(
                 "audio-pipewire",
-                "blocker",
                 f"{' and '.join(lacking)} has no PipeWire",
                 (cited, context.cite_libvirt()),
                 "libvirt rejects the domain, or QEMU does not start",
@@ -254,9 +244,8 @@ def audio(context: PreflightContext) -> Iterator[Diagnostic]:
         if found is None or account is None or context.is_session:
             continue
         if int(found[1]) != account.uid:
-            yield finding(
+            yield warning(
                 "audio-user",
-                "warning",
                 f"QEMU runs as {account.name} and cannot use the sound server of user {found[1]}",
                 (f"{cited}, {one.directory}", f"{QEMU_CONF}: QEMU runs as {account.name}"),
                 "the directory is only for its user, and the sound server accepts no other",
@@ -272,9 +261,8 @@ def balloon(context: PreflightContext) -> Iterator[Diagnostic]:
     is_shared = bool(names) or any(_kvmfr(domain))
     if is_shared and domain.screen.has_balloon and context.seen:
         cited = [context.cite_shared(memory) for memory in names]
-        yield finding(
+        yield info(
             "looking-glass-balloon",
-            "info",
             "the guest has a memory balloon beside Looking Glass",
             (*cited, f"{context.at(domain.line('devices'))}: no <memballoon model='none'>"),
             "VFIO pins all memory, so a balloon returns none and costs performance",
@@ -290,9 +278,8 @@ def emulated_screen(context: PreflightContext) -> Iterator[Diagnostic]:
     for line, model in domain.screen.videos if gpus and is_used else ():
         if model not in ("", "none"):
             gpu = gpus[0]
-            yield finding(
+            yield info(
                 "emulated-screen",
-                "info",
                 f"the guest has an emulated screen beside {gpu.device}",
                 (f"{context.at(line)}: <video>, {model}", context.cite(gpu.hostdev)),
                 "it shows the installer; later the guest may place windows on it",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding, info, problem
 from vfiomgr.errors import Refusal
 from vfiomgr.host.selinux import HOOK_TYPE, HOOKS_BOOLEAN, boolean_file
 from vfiomgr.libvirt.hook import OPT_IN, tuning_of
@@ -107,9 +107,8 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
             when = "" if is_argument else "with managed='no' "
             unbound = f", and {when}libvirt does not bind {them}"
             why += f"; {when}they must be bound before the start"
-        yield finding(
+        yield problem(
             "on-host-driver",
-            "blocker",
             f"{names} {verb} not on a VFIO driver{unbound}",
             (
                 *chain.from_iterable(lines),
@@ -173,9 +172,8 @@ def managed_vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """A vGPU with the vendor's own interface exists only while it is on the vendor's driver."""
     for taken in context.functions:
         if taken.hostdev.managed and taken.is_of_vendor:
-            yield finding(
+            yield problem(
                 "managed-vendor-function",
-                "blocker",
                 f"{taken.device} is a vGPU on driver {taken.device.driver}, but with "
                 "managed='yes' libvirt unbinds it",
                 (context.cite_managed(taken.hostdev), driver_of(taken.device)),
@@ -194,9 +192,8 @@ def vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
     for taken in context.functions:
         if not taken.is_of_vendor:
             continue
-        yield finding(
+        yield problem(
             "vendor-function-old-libvirt",
-            "blocker",
             f"libvirt {version} cannot assign {taken.device} on its own driver",
             (context.cite(taken.hostdev), driver_of(taken.device), context.cite_libvirt()),
             "it accepts only vfio-pci, and reports that the device must be detached from the host",
@@ -237,9 +234,8 @@ def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
         is_kept = context.host.files.binding(taken.device.address) is not None
         if context.host.origin(taken.device) is None and not is_kept:
             continue
-        yield finding(
+        yield info(
             "managed-and-bound",
-            "info",
             f"{taken.device} was bound by vfiomgr, but managed='yes' leaves binding to libvirt",
             (context.cite_managed(taken.hostdev), driver_of(taken.device)),
             "libvirt leaves a bound device alone; but after vfiomgr unbind it would unbind the "
@@ -258,9 +254,8 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
         is_kept = context.host.files.binding(device.address) is not None
         if context.host.origin(device) is None or is_kept or device.physical_function:
             continue
-        yield finding(
+        yield info(
             "binding-not-kept",
-            "info",
             f"{device} is bound only until the next reboot",
             (
                 context.cite_managed(taken.hostdev),
@@ -283,9 +278,8 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
         names += ("interrupts",) * hook.interrupts
     if not names or context.host.files.text(SCRIPT) is not None:
         return
-    yield finding(
+    yield problem(
         "hook-not-installed",
-        "blocker",
         f"the domain relies on the hook for {', '.join(names)}, but the hook is not installed",
         (_mark(context), f"{SCRIPT} does not exist"),
         "nothing prepares them before the start",
@@ -314,18 +308,16 @@ def hook_denied(context: PreflightContext) -> Iterator[Diagnostic]:
     why = "SELinux does not let virtqemud run the hook, so the guest does not start"
     enforced = "/sys/fs/selinux/enforce: 1"
     if known.type not in (HOOK_TYPE, None):
-        yield finding(
+        yield problem(
             "hook-label",
-            "blocker",
             f"the hook has the SELinux type {known.type}, not {HOOK_TYPE}",
             (_mark(context), f"{SCRIPT}: {known.type}", enforced),
             why,
             f"restorecon -v {SCRIPT.parent.parent} {SCRIPT.parent} {SCRIPT}",
         )
     if known.may_run is False:
-        yield finding(
+        yield problem(
             "hook-boolean",
-            "blocker",
             f"the SELinux boolean {HOOKS_BOOLEAN} is off",
             (_mark(context), f"{boolean_file(HOOKS_BOOLEAN)}: 0", enforced),
             why,
@@ -366,9 +358,8 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
         to_lift = ", or add the other devices to the domain with vfiomgr libvirt edit"
         reasons = (diagnostic.without("only") for diagnostic in diagnostics_of(refusal))
         found = as_commands(reasons, bind, to_lift_group=to_lift)
-        yield finding(
+        yield problem(
             "hook-refused",
-            "blocker",
             refusal.message,
             (_mark(context), *map(driver_of, devices)),
             "the hook has the safety checks of vfiomgr bind, and a guest does not start if its "
@@ -385,9 +376,8 @@ def host_unprepared(context: PreflightContext) -> Iterator[Diagnostic]:
     try:
         plan_tuning(context.host, tuning_of(context.host, context.domain))
     except Refusal as refusal:
-        yield finding(
+        yield problem(
             "hook-refused",
-            "blocker",
             refusal.message,
             (_mark(context),),
             "a guest does not start if its hook fails",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.platform_rules import cdev_evidence
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.guests.iommufd import (
     FEWEST_PEERS,
     OTHER_KERNEL,
@@ -57,9 +57,8 @@ def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
         otherwise = f"remove it in line {line}"
         if context.host.vfio.has_groups is False and feature in (IOMMUFD, DOMAIN_IOMMUFD):
             otherwise = OTHER_KERNEL
-        yield finding(
+        yield warning(
             "element-dropped",
-            "warning",
             f"libvirt {version} does not support {feature.what}, and drops it",
             (f"{context.at(line)}: {what}", context.cite_libvirt()),
             "without validation the domain starts without it",
@@ -114,9 +113,8 @@ def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
         if feature is None or version is None or feature.is_in(version):
             continue
         line = iommu.line
-        yield finding(
+        yield problem(
             "iommu-model-unknown",
-            "blocker",
             f"libvirt {version} does not support {feature.what}",
             (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
             "libvirt rejects the domain",
@@ -129,9 +127,8 @@ def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:
     """KVM's own device assignment was removed in Linux 4.12; Xen's is only for Xen."""
     for hostdev in context.domain.hostdevs:
         if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
-            yield finding(
+            yield problem(
                 "old-backend",
-                "blocker",
                 f"{hostdev.name} uses the backend {hostdev.driver}, which QEMU does not support",
                 (context.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
                 "QEMU assigns devices only through VFIO",
@@ -155,9 +152,8 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
         otherwise += ": VFIO groups work without it"
         if context.host.vfio.has_groups is False:
             otherwise = OTHER_KERNEL
-        yield finding(
+        yield problem(
             "iommufd-missing",
-            "blocker",
             f"{context.guest} uses iommufd, which this host lacks",
             (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
             "QEMU opens /dev/iommu and the cdev of each device",
@@ -170,9 +166,8 @@ def iommufd_mdev(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU opens a mediated device by its directory in sysfs, which needs a VFIO group."""
     for hostdev in context.hostdevs:
         if hostdev.kind == "mdev" and hostdev.iommufd:
-            yield finding(
+            yield warning(
                 "iommufd-mdev",
-                "warning",
                 f"mediated device {hostdev.name} cannot use iommufd",
                 (context.cite(hostdev, "iommufd='yes'"),),
                 f"{MDEV_NEEDS_GROUPS}; with validation libvirt rejects the domain",
@@ -193,9 +188,8 @@ def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     cited = f"{context.at(line)}: <iommufd fdgroup='{name}'>"
     if not domain.has_iommufd:
-        yield finding(
+        yield problem(
             "iommufd-fdgroup-off",
-            "blocker",
             "the domain names an fdgroup for iommufd, which it disables",
             (cited,),
             "libvirt rejects the domain",
@@ -242,9 +236,8 @@ def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
                 "pass --iommufd",
             )
             fix = f"{how}; or {OTHER_KERNEL}"
-        yield finding(
+        yield problem(
             "vfio-groups-missing",
-            "blocker",
             f"{hostdev.name} uses VFIO groups, which this kernel does not have",
             (context.cite(hostdev), "/sys/class/vfio does not exist"),
             why,
@@ -276,9 +269,8 @@ def groups(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     whole = DOMAIN_IOMMUFD.is_in(hypervisor.libvirt)
     element = "<iommufd enabled='yes'/>" if whole else "<driver name='vfio' iommufd='yes'/>"
-    yield finding(
+    yield info(
         "iommufd-possible",
-        "info",
         "the domain uses VFIO groups, although this host has iommufd",
         (f"{IOMMU_NODE} exists", *cdevs, f"libvirt {hypervisor.libvirt}, QEMU {hypervisor.qemu}"),
         "kernels may be built without VFIO groups, and new features of VFIO need iommufd",
@@ -296,9 +288,8 @@ def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         if model.replace("-", "_") in {name.replace("-", "_") for name in known}:
             continue
-        yield finding(
+        yield problem(
             "driver-model-missing",
-            "blocker",
             f"{hostdev.name} uses driver {model}, which this kernel does not have",
             (
                 context.cite(hostdev, f"<driver model='{model}'>"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.text import text_of
 from vfiomgr.libvirt.preflight.apparmor import PROFILES, QEMU_PROFILE, readable
@@ -186,9 +186,8 @@ def rom_denied(context: PreflightContext) -> Iterator[Diagnostic]:
         if path is None or path not in known.denied:
             continue
         move = f"move it to {known.free_place}, or " if known.free_place else ""
-        yield finding(
+        yield warning(
             "rom-apparmor",
-            "warning",
             f"AppArmor does not let QEMU read the ROM of {hostdev.name}: {path}",
             (
                 context.cite(hostdev, f"<rom file='{path}'>"),
@@ -239,9 +238,8 @@ def rom_content(context: PreflightContext) -> Iterator[Diagnostic]:
             shown += f"; {context.at(context.domain.line('os'))}: the guest starts with UEFI"
         else:
             continue
-        yield finding(
+        yield warning(
             "rom-invalid",
-            "warning",
             f"the ROM file of {device} {title}: {path}",
             (context.cite(hostdev, f"<rom file='{path}'>"), f"{path}: {shown}"),
             "the guest's firmware then shows nothing on this card, and its driver may fail",
@@ -270,9 +268,8 @@ def hook_calls(context: PreflightContext) -> Iterator[Diagnostic]:
     """docs/hooks.rst of libvirt: a hook must not call libvirt, "a deadlock is likely to occur"."""
     calls = _of_domain(context, (context.host_files or NO_FILES).hook_calls)
     if calls:
-        yield finding(
+        yield warning(
             "hook-runs-virsh",
-            "warning",
             "a hook of libvirt runs virsh, which can block libvirtd for ever",
             calls,
             "libvirt waits for the hook before it answers",
@@ -295,9 +292,8 @@ def hook_removals(context: PreflightContext) -> Iterator[Diagnostic]:
         others = [d for d in devices if d.driver == driver and d.address.slot not in left]
         if not others or not left or not (places or is_vfio):
             continue
-        yield finding(
+        yield warning(
             "hook-removes-module",
-            "warning",
             f"a hook of libvirt removes {driver}, which other devices use: "
             f"{', '.join(str(d.address) for d in others)}",
             (
@@ -318,9 +314,8 @@ def hooks_not_run(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt skips such a file with a line in its log (virHookCheck), as usual scripts do."""
     scripts = _of_domain(context, (context.host_files or NO_FILES).hooks_not_run)
     if scripts:
-        yield finding(
+        yield warning(
             "hook-not-executable",
-            "warning",
             "a hook of libvirt is not executable",
             scripts,
             "libvirt skips it without an error",
@@ -339,9 +334,8 @@ def hook_without_scripts(context: PreflightContext) -> Iterator[Diagnostic]:
     if is_used or (below and not own):
         return  # the helper may serve other guests only
     place = f"{_HOOKS}/qemu.d/{name}"
-    yield finding(
+    yield warning(
         "hook-without-scripts",
-        "warning",
         f"the hook of libvirt has no script to run for {name}",
         (
             f"{_HOOKS}/qemu: runs the scripts below qemu.d/GUEST/OPERATION/SUB-OPERATION",
@@ -367,7 +361,7 @@ def hook_devices(context: PreflightContext) -> Iterator[Diagnostic]:
             title = f"a hook of libvirt names a device that does not exist: {address}"
             why = "addresses change with the installed cards"
             fix = "correct the address (vfiomgr list --all)"
-            yield finding("hook-device", "warning", title, (*places, missing), why, fix)
+            yield warning("hook-device", title, (*places, missing), why, fix)
             continue
         checks = (guards.bridge, guards.chipset, guards.host_data)
         found = (one for check in checks for one in check(context.host, device))
@@ -376,7 +370,7 @@ def hook_devices(context: PreflightContext) -> Iterator[Diagnostic]:
             title = f"a hook of libvirt names a device that stays with the host: {reason.summary}"
             why = "the script detaches it from the host without a safety check"
             fix = "remove the device from the hook"
-            yield finding("hook-device", "warning", title, places, why, fix, subject=device)
+            yield warning("hook-device", title, places, why, fix, subject=device)
 
 
 def _of_domain(context: PreflightContext, lines: Iterable[str]) -> tuple[str, ...]:

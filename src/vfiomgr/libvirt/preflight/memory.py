@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.guests.memory import RESERVE, needed_lock
 from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import ROOT_BUS, shown_size, sysfs
@@ -70,9 +70,8 @@ def balloon(context: PreflightContext) -> Iterator[Diagnostic]:
     current = memory.current_bytes
     if current is None or current >= memory.total_bytes or not context.takes_functions:
         return
-    yield finding(
+    yield info(
         "balloon",
-        "info",
         f"the balloon gives nothing back to the host: {shown_size(memory.total_bytes)} are pinned, "
         f"and the guest uses {shown_size(current)}",
         (f"{context.at(line)}: <currentMemory> of {shown_size(current)}", context.cite_memory()),
@@ -91,9 +90,8 @@ def session(context: PreflightContext) -> Iterator[Diagnostic]:
     users = [limit for limit in limits or () if limit.kind == "user"]
     if any(limit.is_unlimited for limit in users):
         return
-    yield finding(
+    yield warning(
         "session-memory-limit",
-        "warning",
         "a libvirt session may lock no more memory than its user",
         (
             f"{hypervisor.uri}: a session, not the system daemon",
@@ -110,9 +108,8 @@ def session_tuning(context: PreflightContext) -> Iterator[Diagnostic]:
     """Libvirt: "Memory tuning is not available in session mode" (qemuValidateDomainDef)."""
     limit, line = context.domain.memory.hard_limit_bytes, context.domain.line("memtune/hard_limit")
     if limit is not None and context.hypervisor is not None and context.is_session:
-        yield finding(
+        yield problem(
             "session-memtune",
-            "blocker",
             "a libvirt session rejects a domain with <hard_limit>",
             (f"{context.at(line)}: <hard_limit>", f"{context.hypervisor.uri}: a session"),
             "libvirt sets limits of memory through control groups, which a session cannot use",
@@ -134,9 +131,8 @@ def session_managed(context: PreflightContext) -> Iterator[Diagnostic]:
                 if refused
                 else f"vfiomgr bind {taken.device.address} --owner USER as root"
             )
-            yield finding(
+            yield problem(
                 "session-managed",
-                "blocker",
                 f"a libvirt session cannot bind {taken.device}",
                 (context.cite_managed(taken.hostdev), f"{hypervisor.uri}: a session"),
                 "only root can unbind a device from its driver",
@@ -160,9 +156,8 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
     if free >= memory.total_bytes:
         return
     line = context.domain.line("memoryBacking/hugepages")
-    yield finding(
+    yield problem(
         "hugepages-too-few",
-        "blocker",
         f"{context.guest} needs {shown_size(memory.total_bytes)} of huge pages, but only "
         f"{shown_size(free)} are free",
         (
@@ -264,9 +259,8 @@ def missing_node(context: PreflightContext) -> Iterator[Diagnostic]:
     absent = sorted(context.domain.memory.host_nodes - known)
     if absent:
         line = context.domain.line("numatune/memory")
-        yield finding(
+        yield problem(
             "numa-node-missing",
-            "blocker",
             f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which does not "
             "exist",
             (
@@ -284,9 +278,8 @@ def far_memory(context: PreflightContext) -> Iterator[Diagnostic]:
     far = [d for d in _near_some_node(context) if bound and d.numa_node not in bound]
     if far:
         line = context.domain.line("numatune/memory")
-        yield finding(
+        yield warning(
             "far-memory",
-            "warning",
             f"{context.guest}'s memory is bound to NUMA node {format_cpulist(bound)}, far from "
             "its devices",
             (
@@ -313,9 +306,8 @@ def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
         numbers = {device.numa_node for device in far}
         near = {cpu for n in topology.nodes for cpu in n.cpus if n.number in numbers}
         line = context.domain.line("cputune")
-        yield finding(
+        yield warning(
             "far-cpus",
-            "warning",
             f"the domain is pinned to CPUs {format_cpulist(pinned)}, far from its devices",
             (
                 f"{context.at(line)}: <cputune>",
@@ -340,9 +332,8 @@ def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
         "; to show the guest which devices are near each other, give it NUMA cells, and put the "
         "devices on expander bridges (pcie-expander-bus) with a <node>"
     )
-    yield finding(
+    yield info(
         "numa-unbound",
-        "info",
         f"the host has {len(nodes)} NUMA nodes, but {context.guest} is not bound to any",
         tuple(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in near),
         "its memory and CPUs may be far from its devices, and placed differently at each start",
@@ -378,9 +369,8 @@ def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
         cell = _cell_on(context, node)
         shown = "C" if cell is None else str(cell)
         meant = f" (C: the cell whose <memnode> is of node {node})" if cell is None else ""
-        yield finding(
+        yield warning(
             "device-without-cell",
-            "warning",
             "the guest has several NUMA nodes, but no node is set for "
             f"{', '.join(near.hostdev.name for near in devices)}",
             (
@@ -413,9 +403,8 @@ def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
         if cell is not None:
             fix = f"write <node>{cell}</node> in line {expander.line}, or put it behind another "
             fix += "expander"
-        yield finding(
+        yield warning(
             "device-of-other-cell",
-            "warning",
             f"the guest places {names} near its cell {own}, whose memory is on host NUMA node "
             f"{format_cpulist(cells[own])}, but the device is on node {node}",
             (

@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import finding
+from vfiomgr.diagnostic import finding, info, problem, warning
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
 
@@ -30,9 +30,8 @@ def without_function_zero(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         if (guest.bus, guest.slot, 0) in context.times_taken:
             continue
-        yield finding(
+        yield warning(
             "function-without-zero",
-            "warning",
             f"the guest cannot find {hostdev.name}: its slot has no function 0",
             (context.cite(hostdev, _written(guest)),),
             "a guest looks for other functions only if function 0 responds; libvirt and QEMU do "
@@ -51,9 +50,8 @@ def multifunction(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         if not any((guest.bus, guest.slot, n) in context.times_taken for n in range(1, 8)):
             continue
-        yield finding(
+        yield info(
             "multifunction-missing",
-            "info",
             f"{hostdev.name} is function 0 of several, but lacks multifunction='on'",
             (context.cite(hostdev, _written(guest)),),
             "libvirt adds it; with multifunction='off' QEMU does not start",
@@ -71,9 +69,8 @@ def same_place(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         told.add(here)
         others = [h for h in context.domain.hostdevs if h.guest and place(h.guest) == here]
-        yield finding(
+        yield problem(
             "same-place",
-            "blocker",
             f"{count} devices are at the same address: {_written(guest)}",
             tuple(context.cite(h, _written(h.guest)) for h in others),
             "each function needs its own address",
@@ -87,9 +84,8 @@ def slot_of_port(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev, guest in _placed(context):
         if not guest.slot or not context.is_single_slot(guest.bus):
             continue
-        yield finding(
+        yield problem(
             "slot-not-zero",
-            "blocker",
             f"{hostdev.name} is in slot {guest.slot} below a port, which has only slot 0",
             (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
             "libvirt rejects the domain",
@@ -103,9 +99,8 @@ def on_expander(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev, guest in _placed(context):
         if context.model_at(guest.bus) != EXPANDER:
             continue
-        yield finding(
+        yield problem(
             "device-on-expander",
-            "blocker",
             f"{hostdev.name} is placed directly on a {EXPANDER}",
             (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
             "libvirt rejects the domain: only root ports are allowed there",
@@ -124,9 +119,8 @@ def expander_node(context: PreflightContext) -> Iterator[Diagnostic]:
         if node is None or node in cells:
             continue
         known = ", ".join(map(str, sorted(cells))) or "none"
-        yield finding(
+        yield problem(
             "expander-node",
-            "blocker",
             f"an expander has NUMA node {node}, which the guest does not have",
             (f"{context.at(expander.line)}: <node>{node}</node>; guest cells: {known}",),
             "libvirt rejects the domain",
@@ -225,9 +219,8 @@ def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
         if not device.is_graphics_or_accelerator:
             continue
         told.add(whole)
-        yield finding(
+        yield info(
             "companion-left-out",
-            "info",
             f"{context.guest} has {device} without the other functions of its slot",
             (context.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
             "the guest's driver may need them (audio over HDMI, USB-C), and the device is reset "
@@ -245,9 +238,8 @@ def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
         has_gpu = any(taken.device.is_graphics_or_accelerator for taken in slot)
         if len(places) + unplaced < 2 or not has_gpu:  # noqa: PLR2004 - several places
             continue
-        yield finding(
+        yield info(
             "companions-apart",
-            "info",
             f"the functions of {slot[0].device} are {len(places) + unplaced} separate devices in "
             "the guest",
             tuple(context.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
@@ -274,9 +266,8 @@ def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
     free = [port for port in ports if port.index not in used]
     if len(free) > context.domain.unplaced:
         return
-    yield finding(
+    yield info(
         "no-free-port",
-        "info",
         f"no free root port: no device can be attached while {context.guest} runs",
         tuple(f"{context.at(p.line)}: root port {p.index}" for p in ports[-1:]),
         context.fix(

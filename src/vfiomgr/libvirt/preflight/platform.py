@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.plan import RULES
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, problem, warning
 from vfiomgr.expressions import expression
 from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM, most_vcpus
@@ -72,9 +72,8 @@ def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     free = (t.device for t in context.waiting if not diagnostics_to_bind(host, [t.device]))
     bindable = next(free, None)
-    yield finding(
+    yield problem(
         "libvirt-without-vfio",
-        "blocker",
         "libvirt offers no VFIO on this host",
         (f"{hypervisor.uri}: domain capabilities, <hostdev>: pciBackend without vfio",),
         "before it starts such a domain, it looks for /dev/vfio/vfio and for IOMMU groups",
@@ -89,9 +88,8 @@ def no_kvm(context: PreflightContext) -> Iterator[Diagnostic]:
     hypervisor = context.hypervisor
     if hypervisor is None or hypervisor.has_kvm is not False or context.domain.kind != "kvm":
         return
-    yield finding(
+    yield problem(
         "no-kvm",
-        "blocker",
         "the domain is of type kvm, but libvirt offers no KVM on this host",
         (
             f"{context.at(context.domain.line('domain'))}: <domain type='kvm'>",
@@ -112,9 +110,8 @@ def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
     if wanted == own or wanted in _WITH_KVM.get(own, ()):
         return
     line = context.domain.line("os/type")
-    yield finding(
+    yield problem(
         "other-architecture",
-        "blocker",
         f"{context.guest} is for {wanted} with KVM, but this host is {own}",
         (f"{context.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
         "KVM runs only guests of the host's architecture",
@@ -158,9 +155,8 @@ def too_many_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
         fix += f"{MOST_WITHOUT_EIM} CPUs or fewer in line {line}"
     else:
         return
-    yield finding(
+    yield problem(
         "too-many-cpus",
-        "blocker",
         f"the domain has {count} CPUs, but {what}",
         (f"{context.at(line)}: {count} CPUs", shown),
         why,
@@ -205,9 +201,8 @@ def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
     end = _highest_address(context)
     if end <= 1 << bits:
         return
-    yield finding(
+    yield problem(
         "address-space-too-small",
-        "blocker",
         f"memory and the 64-bit hole end at {shown_size(end)}, but the guest has only {bits} "
         "address bits",
         (context.cite_memory(), source, f"a 64-bit hole of {shown_size(_hole(context))}"),
@@ -284,9 +279,8 @@ def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
     if needed <= window:
         return
     sizes = [(taken.device, large_bytes([taken.device])) for taken in context.seen]
-    yield finding(
+    yield warning(
         "aperture-too-small",
-        "warning",
         f"the BARs of the devices need a window of {shown_size(needed)}, but the guest has only "
         f"{shown_size(window)}",
         (
@@ -430,9 +424,8 @@ def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
     if bits is None or width is None or bits <= width:
         return
     line = context.domain.line("cpu/maxphysaddr")
-    yield finding(
+    yield problem(
         "address-bits-beyond-host",
-        "blocker",
         f"the guest has {bits} address bits, but the host's CPU only {width}",
         (
             f"{context.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
@@ -451,9 +444,8 @@ def mixed_cores(context: PreflightContext) -> Iterator[Diagnostic]:
     if domain.kind != "kvm" or domain.is_x86 or len(parts) < 2 or is_pinned:  # noqa: PLR2004
         return
     one, *_, other = (format_cpulist(cpus) for cpus in parts.values())
-    yield finding(
+    yield warning(
         "mixed-cores",
-        "warning",
         "the CPUs of the guest run on different kinds of cores of the host",
         tuple(f"/proc/cpuinfo: CPU part {p} of CPUs {format_cpulist(c)}" for p, c in parts.items()),
         "the guest has the CPU model of the core that it starts on, and KVM cannot emulate another "

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.driver_rules import gpus
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, info, problem
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
@@ -29,9 +29,8 @@ def missing(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev in context.hostdevs:
         if hostdev.kind != "pci" or context.host.device_named(hostdev.name) is not None:
             continue
-        yield finding(
+        yield problem(
             "device-missing",
-            "blocker",
             f"no such PCI device: {hostdev.name}",
             (
                 context.cite(hostdev),
@@ -78,9 +77,8 @@ def twice(context: PreflightContext) -> Iterator[Diagnostic]:
             lines[hostdev.name].append(hostdev)
     for name, elements in lines.items():
         if len(elements) > 1 and any(hostdev.element != "disk" for hostdev in elements):
-            yield finding(
+            yield problem(
                 "device-twice",
-                "blocker",
                 f"the domain names {name} {len(elements)} times",
                 tuple(context.cite(hostdev) for hostdev in elements),
                 "a guest can open a device only once",
@@ -109,9 +107,8 @@ class GuardRule(Value):
         """Each function of the domain that the safety check rejects."""
         for taken in context.waiting if self.is_of_waiting else context.functions:
             for diagnostic in self.guard(context.host, taken.device):
-                yield finding(
+                yield problem(
                     self.id,
-                    "blocker",
                     diagnostic.summary,
                     (
                         context.cite(taken.hostdev),
@@ -185,9 +182,8 @@ def plain_network_device(context: PreflightContext) -> Iterator[Diagnostic]:
     for taken in context.functions:
         if taken.hostdev.element != "interface" or taken.device.physical_function is not None:
             continue
-        yield finding(
+        yield problem(
             "interface-not-vf",
-            "blocker",
             f"{taken.device} is an <interface>, but not a virtual function",
             (context.cite(taken.hostdev), f"{sysfs(taken.device)} has no physfn"),
             "for an <interface type='hostdev'> libvirt first sets a MAC address, which only "
@@ -209,9 +205,8 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
         definition = _definition(context, hostdev.name)
         why = "QEMU opens an active mediated device; libvirt does not create one for a domain"
         if definition is not None:
-            yield finding(
+            yield problem(
                 "vgpu-inactive",
-                "blocker",
                 f"vGPU {hostdev.name} is defined but not active",
                 (*evidence, f"{definition.path}: {definition.type_id} on {definition.parent}"),
                 why,
@@ -220,9 +215,8 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
                 subject=hostdev.name,
             )
             continue
-        yield finding(
+        yield problem(
             "vgpu-missing",
-            "blocker",
             f"no such vGPU: {hostdev.name} is neither active nor defined",
             evidence,
             f"{why}; an undefined one does not survive a reboot",
@@ -243,9 +237,8 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
         if context.host.definitions is None or (definition and definition.autostart):
             continue
         how = "defined without autostart" if definition else "not defined"
-        yield finding(
+        yield info(
             "vgpu-not-kept",
-            "info",
             f"{vgpu} does not survive a reboot: it is {how}",
             (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} exists now"),
             f"the kernel does not keep mediated devices, and {context.guest} does not start "
@@ -262,9 +255,8 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
         if name in context.hook_needs.vgpus:
             continue
         if taken.is_of_vendor and context.host.vgpus.named(name) is None:
-            yield finding(
+            yield problem(
                 "function-without-type",
-                "blocker",
                 f"{taken.device} has no vGPU type",
                 (context.cite(taken.hostdev), f"{sysfs(taken.device)}/nvidia/current_vgpu_type: 0"),
                 "guests can use it once it is a vGPU; the vGPU does not survive a reboot",

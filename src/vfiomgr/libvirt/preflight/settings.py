@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, info, problem, warning
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.guests.vf_token import PROPERTY, owner_of
@@ -35,9 +35,8 @@ def wrong_model(context: PreflightContext) -> Iterator[Diagnostic]:
         api = _device_api(context, vgpu)
         if api is None or hostdev.model is None or api == hostdev.model:
             continue
-        yield finding(
+        yield problem(
             "vgpu-model",
-            "blocker",
             f"{vgpu} is of {api}, but the domain has model='{hostdev.model}'",
             (
                 context.cite(hostdev, f"model='{hostdev.model}'"),
@@ -62,9 +61,8 @@ def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     for hostdev in context.hostdevs:
         if hostdev.display:
-            yield finding(
+            yield problem(
                 "display-without-graphics",
-                "blocker",
                 f"{hostdev.name} has display='on', but the domain has no graphics",
                 (
                     context.cite(hostdev, "display='on'"),
@@ -82,9 +80,8 @@ def several_ramfb(context: PreflightContext) -> Iterator[Diagnostic]:
     with_ramfb = [hostdev for hostdev in context.hostdevs if hostdev.ramfb]
     if len(with_ramfb) > 1:
         names = ", ".join(hostdev.name for hostdev in with_ramfb)
-        yield finding(
+        yield problem(
             "several-ramfb",
-            "blocker",
             f"{len(with_ramfb)} devices have ramfb='on': {names}",
             tuple(context.cite(hostdev, "ramfb='on'") for hostdev in with_ramfb),
             "the firmware of a guest supports only one ramfb framebuffer",
@@ -103,9 +100,8 @@ def vgpu_boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev in context.hostdevs:
         is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
         if is_vgpu and hostdev.boot_order is not None:
-            yield finding(
+            yield problem(
                 "vgpu-boot-order",
-                "blocker",
                 f"vGPU {hostdev.name} has a boot order",
                 (context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
                 f"{context.fix('libvirt rejects the domain: ', '')}a guest cannot boot from a "
@@ -127,9 +123,8 @@ def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
         if hostdev.boot_order is None:
             continue
         line = context.domain.line("os/boot")
-        yield finding(
+        yield problem(
             "boot-order-twice",
-            "blocker",
             f"{hostdev.name} has a boot order, but <os> has one too",
             (
                 context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),
@@ -148,9 +143,8 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
         if path is None:
             continue
         if not path.startswith("/"):
-            yield finding(
+            yield warning(
                 "rom-relative",
-                "warning",
                 f"the ROM of {hostdev.name} has a relative path: {path}",
                 (context.cite(hostdev, f"<rom file='{path}'>"),),
                 "QEMU looks for it among its own files and exits if it is missing"
@@ -162,9 +156,8 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
                 subject=hostdev.name,
             )
         elif context.files is not None and not context.files.get(path, True):
-            yield finding(
+            yield problem(
                 "rom-missing",
-                "blocker",
                 f"the ROM of {hostdev.name} does not exist: {path}",
                 (context.cite(hostdev, f"<rom file='{path}'>"), f"no such file: {path}"),
                 'QEMU exits with "failed to find romfile"',
@@ -183,9 +176,8 @@ def option_rom(context: PreflightContext) -> Iterator[Diagnostic]:
         boots = hostdev.boot_order is not None or hostdev.rom_file is not None
         if context.domain.firmware == "efi" or not is_storage or boots or not hostdev.has_rom:
             continue
-        yield finding(
+        yield info(
             "option-rom",
-            "info",
             f"the guest's BIOS runs the option ROM of {device}",
             (context.cite(hostdev, "no <rom>"), f"{sysfs(device)}/class: {device.class_code}"),
             "a guest needs it only to boot from these disks, and some of them wait for ever",
@@ -204,9 +196,8 @@ def missing_token(context: PreflightContext) -> Iterator[Diagnostic]:
         if owner is None or vf_token.is_in(context.domain, taken.hostdev):
             continue
         name = taken.hostdev.name
-        yield finding(
+        yield problem(
             "vf-token-missing",
-            "blocker",
             f"{name} cannot be opened without a VF token",
             (context.cite(taken.hostdev), f"its physical function {owner} is on {owner.driver}"),
             "the user of the physical function sets the token, and the kernel asks for it",
@@ -245,9 +236,8 @@ def mac_addresses(context: PreflightContext) -> Iterator[Diagnostic]:
         if interface.mac is None and own is None:
             summary = f"{interface.alias} has no <mac> that the device that it replaces could have"
             fix = f"write <mac> with the address of {hostdev.name} in line {interface.line}"
-        yield finding(
+        yield warning(
             "teaming-mac",
-            "warning",
             summary,
             (
                 f"{context.at(interface.line)}: {interface.alias}, {shown}",
@@ -284,9 +274,8 @@ def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
         f"{context.guest} has {own} of {gpus} GPUs",
     )
     if share.is_divided:
-        yield finding(
+        yield warning(
             "fabric-divided",
-            "warning",
             f"{context.guest} has only {len(share.own_switches)} of {len(share.switches)} "
             f"NVSwitches and {own} of {gpus} GPUs",
             evidence,
@@ -294,9 +283,8 @@ def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
             "assign all GPUs and all NVSwitches, or only GPUs",
         )
     elif share.needs_partition:
-        yield finding(
+        yield info(
             "fabric-partition",
-            "info",
             f"{own} GPUs of an NVLink fabric are assigned without its switches",
             evidence,
             "only the Fabric Manager knows whether they form a partition; without one CUDA does "
@@ -324,9 +312,8 @@ def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
             continue
         if "GeForce" not in device.name or not _BEFORE_465.search(device.name):
             continue
-        yield finding(
+        yield info(
             "code-43",
-            "info",
             f"the driver of {device} may stop with Code 43 in a guest",
             (context.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
             "all drivers for a GeForce of this generation refuse to run on KVM (fixed in 465)",
@@ -346,9 +333,8 @@ def _half_hidden(context: PreflightContext) -> Iterator[Diagnostic]:
         device = taken.device
         is_display = device.class_code.startswith(CLASS_DISPLAY)
         if device.vendor_id == _NVIDIA and is_display and _CONSUMER.search(device.name):
-            yield finding(
+            yield info(
                 "code-43",
-                "info",
                 f"a guest driver of {device} before 465 may stop with Code 43",
                 (context.cite(taken.hostdev), f"<features> lacks {' and '.join(lacking)}"),
                 "such a driver finds the hypervisor although KVM is hidden",
@@ -364,9 +350,8 @@ def muxless(context: PreflightContext) -> Iterator[Diagnostic]:
         device = taken.device
         if not device.is_muxless:
             continue
-        yield finding(
+        yield info(
             "code-43-laptop",
-            "info",
             f"the driver of {device} may stop with Code 43 in a guest",
             (
                 context.cite(taken.hostdev),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding, problem, warning
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough.guards import INSTEAD, UNKNOWN, held_by_pod
@@ -36,9 +36,8 @@ def by_running_domain(context: PreflightContext) -> Iterator[Diagnostic]:
             if not claim.is_held:
                 continue
             other = claim.domain.name
-            yield finding(
+            yield problem(
                 "held-by-domain",
-                "blocker",
                 f"{hostdev.name} is in use by the running domain {other}",
                 (context.cite(hostdev), f"domain {other} is running with {hostdev.name}"),
                 "only one guest can use a device at a time",
@@ -68,9 +67,8 @@ def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
         starting = [other.argument for other in others if other.autostarts]
         if starting:
             fix += f"; disable the autostart of one: virsh autostart --disable {starting[0]}"
-        yield finding(
+        yield warning(
             "claimed-by-domain",
-            "warning",
             f"{who} {hostdev.name}",
             (context.cite(hostdev), *lines, *more),
             "the domain that starts first gets the device; the other one fails to start",
@@ -90,9 +88,8 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
             if user.guest not in known and not _is_itself(context, user)
         ]
         if users:
-            yield finding(
+            yield problem(
                 "held-by-process",
-                "blocker",
                 f"{holder} is in use by {', '.join(dict.fromkeys(map(str, users)))}",
                 (
                     context.cite(hostdev),
@@ -150,9 +147,8 @@ def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
         if any(taken.device.address in context.hook_needs.functions for taken in own):
             continue  # what it cannot bind, the rules of the hook tell
         names = ", ".join(str(taken.device) for taken in own)
-        yield finding(
+        yield problem(
             "group-not-viable",
-            "blocker",
             f"IOMMU group {number} of {names} also contains devices on host drivers",
             (
                 *(context.cite(taken.hostdev) for taken in own),
@@ -215,9 +211,8 @@ def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
         for device, claim in _held_members(context, number):
             other = claim.domain
             own = [t for t in context.functions if t.device.iommu_group == number]
-            yield finding(
+            yield problem(
                 "group-held-by-domain",
-                "blocker",
                 f"IOMMU group {number} is in use by the running domain {other.name}, which has "
                 f"{device}",
                 (
@@ -259,9 +254,8 @@ def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
         ]
         if not others:
             continue
-        yield finding(
+        yield warning(
             "no-reset",
-            "warning",
             f"cannot reset {device}, alone or with the other functions of its bus",
             (
                 f"{sysfs(device)}/reset_method is missing or empty",

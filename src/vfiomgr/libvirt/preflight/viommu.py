@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, problem
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.model import EXPANDER, TO_PCI, DomainIommu
 from vfiomgr.libvirt.preflight.command_line import values_of
@@ -63,9 +63,8 @@ def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
         spaces = _count_spaces(context, members)
         if spaces == 1:
             continue
-        yield finding(
+        yield problem(
             "viommu-group-apart",
-            "blocker",
             f"the guest has an IOMMU, and IOMMU group {number} is assigned as {spaces} functions",
             (
                 f"{context.at(iommu.line)}: <iommu>",
@@ -97,9 +96,8 @@ def caching_mode(context: PreflightContext) -> Iterator[Diagnostic]:
     iommu = _of_model(context, _INTEL)
     if iommu is None or iommu.has_caching_mode or not context.seen_hostdevs:
         return
-    yield finding(
+    yield problem(
         "viommu-caching-mode",
-        "blocker",
         "the guest's IOMMU has no caching mode, which host devices need",
         (f"{context.cite_iommu(iommu)} without caching_mode='on'",),
         "without it QEMU cannot see the mappings of the guest, and exits",
@@ -115,9 +113,8 @@ def amd_maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     aliases = (_USUAL_ALIAS, iommu.alias)
     if any(_remaps(*pair, aliases) for pair in pairwise(context.domain.qemu_arguments)):
         return
-    yield finding(
+    yield problem(
         "viommu-without-mapping",
-        "blocker",
         "the guest's IOMMU does not report its mappings to VFIO",
         (context.cite_iommu(iommu), *map(context.cite, context.seen_hostdevs)),
         "QEMU's amd-iommu supports it since 10.2, disabled by default, and libvirt has no "
@@ -174,9 +171,8 @@ def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
     shown = f"aw_bits='{asked}'"
     if iommu.address_bits is None:
         shown = f"no aw_bits, and {asked} bits is the default of machine '{context.domain.machine}'"
-    yield finding(
+    yield problem(
         "viommu-too-wide",
-        "blocker",
         f"the guest's IOMMU translates {asked} address bits, but that of the host only {width}",
         (
             f"{context.cite_iommu(iommu)}, {shown}",
@@ -240,9 +236,8 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
     if not is_old and all(iommu.model == _SMMU and iommu.bus is not None for iommu in iommus):
         yield from _same_bus(context)
         return
-    yield finding(
+    yield problem(
         "viommu-several",
-        "blocker",
         f"the domain has {len(iommus)} IOMMUs, and libvirt accepts several only if each is an "
         "SMMUv3 for a bus of its own",
         (*map(context.cite_iommu, iommus), *((context.cite_libvirt(),) if is_old else ())),
@@ -260,9 +255,8 @@ def _same_bus(context: PreflightContext) -> Iterator[Diagnostic]:
         by_bus[iommu.bus].append(iommu)
     for bus, smmus in by_bus.items():
         if len(smmus) > 1:
-            yield finding(
+            yield problem(
                 "viommu-several",
-                "blocker",
                 f"bus {bus} of the guest has {len(smmus)} SMMUv3s",
                 tuple(map(context.cite_iommu, smmus)),
                 'a bus has one IOMMU: QEMU exits with "An iommu is already attached to this bus"',
@@ -281,9 +275,8 @@ def wrong_bus(context: PreflightContext) -> Iterator[Diagnostic]:
         model = context.model_at(iommu.bus)
         if model == EXPANDER:
             continue
-        yield finding(
+        yield problem(
             "viommu-wrong-bus",
-            "blocker",
             f"an SMMUv3 is for bus {iommu.bus} of the guest, which is not that of an expander",
             (
                 context.cite_iommu(iommu),
@@ -308,9 +301,8 @@ def smmu_maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
         accel = "without accel='on'"
         if iommu.is_accelerated:
             accel = f"accel='on', which libvirt {context.libvirt} drops"
-        yield finding(
+        yield problem(
             "viommu-without-mapping",
-            "blocker",
             "the guest's IOMMU does not report its mappings to VFIO",
             (f"{context.cite_iommu(iommu)}, {accel}", *map(context.cite, taking)),
             "an emulated SMMUv3 cannot, so the SMMU of the host must translate for these devices: "
@@ -338,9 +330,8 @@ def without_iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
                     f"{IOMMUFD.since}), or <iommufd enabled='yes'/> in the domain (libvirt "
                     f"{DOMAIN_IOMMUFD.since})"
                 )
-            yield finding(
+            yield problem(
                 "viommu-without-iommufd",
-                "blocker",
                 f"{hostdev.name} is behind an accelerated SMMUv3 and does not use iommufd",
                 (f"{context.cite_iommu(iommu)}, accel='on'", context.cite(hostdev)),
                 "the host's SMMU uses the guest's tables only through iommufd: QEMU exits",
@@ -360,9 +351,8 @@ def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
         if not behind or not _is_accelerated(context, iommu):
             continue
         shown = ", ".join(f"{place.bus:02x}:{place.slot:02x}" for place in behind)
-        yield finding(
+        yield problem(
             "viommu-emulated-device",
-            "blocker",
             f"emulated devices are behind an accelerated SMMUv3: {shown} in the guest",
             (f"{context.cite_iommu(iommu)}, accel='on'",),
             "it serves only host devices: QEMU exits",
