@@ -162,4 +162,7 @@ def test_nothing_is_left_after_the_removal(fleet: Fleet, built: Built) -> None:
     assert all("/usr/bin/vfiomgr" in files for files in fleet.files())
     fleet.play("remove.yaml")
     assert set(fleet.drivers()) == {"bochs-drm"}
-    assert fleet.files() == fleet.before
+    after = fleet.files()
+    for host, there, left in zip(fleet.hosts, fleet.before, after, strict=True):
+        print(f"{host.name}: {len(there)} files before, {len(left)} after the removal")
+    assert after == fleet.before
