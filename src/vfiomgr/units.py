@@ -112,16 +112,28 @@ def parse_size(text: str) -> int | None:
 
 
 def mebibytes(option: str, text: str) -> int:
-    """A memory size such as `6G` or `6144M`, in MiB.
+    """A memory size such as `6G` or `6144M`, in MiB; 16 may be meant as GiB, but would be MiB.
 
     Raises:
-        UsageError: it is not a size.
+        UsageError: it is not a size, or has no unit.
     """
     found = parse_size(text)
     if not found:
         message = f"{option} {text} is not a size"
         raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
+    if text.strip().isdecimal():
+        message = f"missing unit: {option} {text}"
+        raise UsageError(message, f"write {text}G or {text}M")
     return found
+
+
+def memory_bytes(option: str, text: str) -> int:
+    """The same in bytes.
+
+    Raises:
+        UsageError: as in `mebibytes`.
+    """
+    return mebibytes(option, text) * MIB
 
 
 _NUMBERS = expression(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from vfiomgr.cli.keywords import Option, fields_of, keywords_of
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import PAGES, AttachOptions, DeviceRequest, DeviceWords, NumaMode
-from vfiomgr.units import MIB, mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,18 +51,6 @@ def _read_word(keyword: Keyword, value: str, *, is_bare: bool) -> object:
         is_count = value.isascii() and value.isdecimal() and int(value) > 0
         return int(value) if is_count else None
     return value or None
-
-
-def memory_bytes(option: str, text: str) -> int:
-    """A memory size with its unit: 16 may be meant as GiB, but would be MiB.
-
-    Raises:
-        UsageError: the unit is missing, or the size is invalid.
-    """
-    if text.strip().isdecimal():
-        message = f"missing unit: {option} {text}"
-        raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
-    return mebibytes(option, text) * MIB
 
 
 SparePorts = Annotated[

@@ -416,6 +416,5 @@ def guest_mebibytes(option: str, text: str) -> int:
     found = mebibytes(option, text)
     if found < LEAST_GUEST_MIB:
         message = f"{option} {text} is {found} MiB, but Kata needs at least {LEAST_GUEST_MIB}"
-        remedy = f"write a number with a unit, e.g. {option} 6G or {option} 6144M"
-        raise UsageError(message, f"{remedy} (a number without a unit is MiB)")
+        raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
     return found

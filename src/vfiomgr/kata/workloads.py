@@ -30,7 +30,6 @@ from vfiomgr.kata.kubernetes import (
 from vfiomgr.kata.model import (
     CUDA_SAMPLE,
     DEFAULT_HANDLER,
-    LEAST_GUEST_MIB,
     MAX_PORTS,
     guest_mebibytes,
     is_cdi_gpu,
@@ -204,7 +203,7 @@ def pods(
         namespace=None if namespace is None else require_label("--namespace", namespace),
         runtime_class=require_subdomain("--runtime-class", fields["runtime_class"]),
         image="" if image is None else require_image("--image", image),
-        memory_mib=_limit(fields["memory"]),
+        memory_mib=mebibytes("--memory", fields["memory"]),
         cpus=fields["cpus"],
         by_claim=by_claim,
         selector=selection_of(resource, units) if dra and resource else "",
@@ -238,15 +237,6 @@ def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, s
         ids = {name for device in resource.devices for name in (device.id, *device.addresses)}
         names |= {address: resource.name for address in names if str(address) in ids}
     return names
-
-
-def _limit(memory: str) -> int:
-    """The memory limit of a container in MiB."""
-    found = mebibytes("--memory", memory)
-    if memory.strip().isdecimal() and found < LEAST_GUEST_MIB:
-        message = f"--memory {memory} has no unit and means {found} MiB"
-        raise UsageError(message, f"write --memory {found}G, or --memory {found}M if you mean MiB")
-    return found
 
 
 def offers(units: Iterable[PodDevice], naming: Naming, names: Mapping[PciAddress, str]) -> Offered:
@@ -433,7 +423,7 @@ def _of_others(offered: Iterable[str], request: PodRequest) -> Iterator[str]:
     of_kubevirt = request.kind == "VirtualMachine"
     if request.by_claim or request.selector:
         yield _GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED
-        if any(item.functions > 1 for item in request.resources):
+        if of_kubevirt and any(item.functions > 1 for item in request.resources):
             yield _FUNCTIONS_NEED
         yield _DRIVER_NEEDED
     if request.selector:

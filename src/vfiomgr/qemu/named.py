@@ -27,7 +27,6 @@ from vfiomgr.guests.named import (
     HugePages,
     Numa,
     SparePorts,
-    memory_bytes,
     parse_device,
 )
 from vfiomgr.guests.versions import QEMU_EXAMPLE, given_version, version_of_host
@@ -36,6 +35,7 @@ from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.pci.guest_support import QEMU
 from vfiomgr.pci.model import device_text
 from vfiomgr.qemu.backend import QemuBackend
+from vfiomgr.units import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from vfiomgr.sriov.steps import (
     SetVfCount,
     SetVirtualFunctions,
 )
-from vfiomgr.units import MIB, mebibytes
+from vfiomgr.units import memory_bytes
 from vfiomgr.vgpu.commands.quotas import quota_items
 from vfiomgr.vgpu.quota.model import Priority, VfQuota, in_bytes
 from vfiomgr.vgpu.steps import RunSriovManage
@@ -85,7 +85,7 @@ def share_of(options: QuotaOptions) -> VfQuota | None:
     """The quota of the options; None if no option is given."""
     fields = fields_of(QuotaOptions, options)
     if "memory" in fields:
-        fields["memory"] = mebibytes("--vf-memory", fields["memory"]) * MIB
+        fields["memory"] = memory_bytes("--vf-memory", fields["memory"])
     return VfQuota(**fields) if fields else None
 
 

@@ -267,10 +267,10 @@ def test_a_kernel_of_the_hosts_is_started_with_what_it_gets(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--memory", "16"), "missing unit: --memory 16\n  remedy: write 16G or 16384M\n"),
+        (("--memory", "16"), "missing unit: --memory 16\n  remedy: write 16G or 16M\n"),
         (
             ("--memory", "16G", "--hard-limit", "20"),
-            "missing unit: --hard-limit 20\n  remedy: write 20G or 20480M\n",
+            "missing unit: --hard-limit 20\n  remedy: write 20G or 20M\n",
         ),
         (
             ("--memory", "16G", "--boot", "cd"),

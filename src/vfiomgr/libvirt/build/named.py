@@ -25,7 +25,6 @@ from vfiomgr.guests.named import (
     HugePages,
     Numa,
     SparePorts,
-    memory_bytes,
 )
 from vfiomgr.libvirt.build.desktop_named import ScreenOptions, with_desktop
 from vfiomgr.libvirt.build.model import (
@@ -39,6 +38,7 @@ from vfiomgr.libvirt.build.model import (
     System,
 )
 from vfiomgr.libvirt.model import OWN_ALIAS
+from vfiomgr.units import memory_bytes
 
 _DEVICE_WORDS = (
     "managed",
