@@ -139,6 +139,10 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
         ("kind: Job\nspec: {}", "p.yaml:1:1: Job has no spec.template.spec"),
         ("kind: Pod\nspec: {a: 1}", "p.yaml:2:7: spec: the pod has no containers"),
         (
+            "kind: Pod\nspec: {containers: [{name: c, resources: {claims: [{name: a}]}}]}",
+            "spec.containers[0].resources.claims: 'a' is not a claim in spec.resourceClaims",
+        ),
+        (
             "kind: Pod\nspec: {containers: 5}",
             "p.yaml:2:20: spec.containers: containers is not a list",
         ),

@@ -16,7 +16,7 @@ from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from vfiomgr.diagnostic import Position
     from vfiomgr.documents.text import Located
@@ -352,14 +352,15 @@ class _Reader(Struct):
         line = spec.place.line if runtime is None else runtime.place.line
         name = self._text(document, ("metadata", "name"))
         name = name or self._text(document, ("metadata", "generateName")) or "without a name"
+        claims = tuple(self._names(spec, ("resourceClaims",), base))
         self.pods.append(
             PodSpec(
                 kind=kind,
                 name=name,
                 runtime_class=self._text(spec, ("runtimeClassName",), base) or None,
                 annotations=tuple(self._texts(template, ("metadata", "annotations"), path)),
-                containers=tuple(self._containers(spec, base)),
-                claims=tuple(self._names(spec, ("resourceClaims",), base)),
+                containers=tuple(self._containers(spec, base, claims)),
+                claims=claims,
                 source=self.source,
                 line=document.place.line,
                 runtime_class_line=line,
@@ -368,7 +369,9 @@ class _Reader(Struct):
             )
         )
 
-    def _containers(self, spec: Located, base: Path) -> Iterator[PodContainer]:
+    def _containers(
+        self, spec: Located, base: Path, claims: Collection[str]
+    ) -> Iterator[PodContainer]:
         privileged = ("securityContext", "privileged")
         for key, role in _ROLES:
             for number, item in enumerate(self._items(spec, (key,), base)):
@@ -376,13 +379,19 @@ class _Reader(Struct):
                 if item.members is None:
                     self._add(item.place, path, "not a container", "add name and image")
                     continue
+                used = tuple(self._names(item, ("resources", "claims"), path))
+                for name in used:
+                    if name not in claims:  # ValidateResourceRequirements of pkg/apis/core
+                        what = f"{name!r} is not a claim in spec.resourceClaims"
+                        here = (*path, "resources", "claims")
+                        self._add(item.place, here, what, "add it there, or correct its name")
                 flag = item.at(privileged)
                 yield PodContainer(
                     name=self._text(item, ("name",), path) or f"number {number + 1}",
                     role=role,
                     limits=tuple(self._limits(item, path)),
                     is_privileged=flag is not None and flag.text.lower() in _TRUE,
-                    claims=tuple(self._names(item, ("resources", "claims"), path)),
+                    claims=used,
                     line=item.place.line,
                     is_sidecar=self._text(item, ("restartPolicy",)) == "Always",
                     environment=tuple(self._variables(item, path)),

@@ -245,7 +245,11 @@ def test_nodes_with_better_alternatives_come_first() -> None:
     text = claim(f"[{_first('1', '2', '3')}]", name="a") + claim(
         f"[{_first('2', '3', '1')}]", name="b"
     )
-    text += pods().replace("[{name: gpu, resourceClaimTemplateName: gpu}]", both)
+    text += (
+        pods()
+        .replace("[{name: gpu, resourceClaimTemplateName: gpu}]", both)
+        .replace("claims: [{name: gpu}]", "claims: [{name: a}, {name: b}]")
+    )
     assert nodes_of(text, made) == ["n2"]
 
 
