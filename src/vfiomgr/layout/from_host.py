@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.host.owners import ROOT_ONLY
+from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
 from vfiomgr.layout.model import Layout
 from vfiomgr.layout.selectors import by_model
 from vfiomgr.pci.capabilities import RESET_METHODS
@@ -22,6 +22,7 @@ from vfiomgr.vgpu.model import PARAMETERS, types_called
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
@@ -109,8 +110,9 @@ def settings_of(host: HostSnapshot, device: PciDevice) -> _Rule:
     if device.driver != PLAIN:
         found["driver"] = device.driver
     access = next(iter(accesses(host, device)), ROOT_ONLY)
-    if access != ROOT_ONLY:
-        found["owner"] = f"{access.uid}:{access.gid}" if access.gid else str(access.uid)
+    owner = _owner_of(access)
+    if owner is not None and access != ROOT_ONLY:
+        found["owner"] = owner
     origin = host.origin(device)
     if origin is not None:
         methods = " ".join(device.reset_method)
@@ -119,6 +121,24 @@ def settings_of(host: HostSnapshot, device: PciDevice) -> _Rule:
         if origin.state.d3cold_allowed and device.d3cold_allowed is False:
             found["d3cold"] = False
     return found
+
+
+def _owner_of(access: NodeAccess) -> str | None:
+    """The owner that a rule can set with these permission bits; None if it has no words for them.
+
+    A udev rule may have given nodes other bits, e.g. 0666.
+    """
+    words = {f"{access.uid}": None, f"{access.uid}:{access.gid}": access.gid}
+    fitting = (w for w, gid in words.items() if NodeOwner(w, access.uid, gid).access == access)
+    return next(fitting, None)
+
+
+def unexpressed(host: HostSnapshot) -> Iterator[str]:
+    """What a layout cannot say of nodes, and leaves as it is."""
+    for device in host.devices:
+        access = next(iter(accesses(host, device)), ROOT_ONLY)
+        if device.is_on_vfio and _owner_of(access) is None:
+            yield f"not exported: owner and mode of the VFIO node of {device.address}: {access}"
 
 
 def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:

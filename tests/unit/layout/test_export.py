@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.hosts import dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, gvtg_host, l40s_host, t4_host
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import host_of, pci_device, with_facts
 from tests.unit.vgpus import a40_type, add_divided_gpu, vgpu_host
+from vfiomgr.host.owners import NodeAccess, NodeFact
 from vfiomgr.layout.compare import compare, plan_layout
-from vfiomgr.layout.from_host import export
+from vfiomgr.layout.from_host import export, unexpressed
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetVirtualFunctions
@@ -104,6 +105,27 @@ def test_virtual_functions_of_a_function_on_vfio_are_not_set_by_its_host_driver(
         ({"address": [str(virtual)]}, "passthrough"),
         ({"id": ["10de:25b6"]}, "passthrough"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("access", "owner"),
+    [
+        (NodeAccess(1000, 0, 0o600), "1000"),
+        (NodeAccess(0, 36, 0o660), "0:36"),
+        (NodeAccess(0, 0, 0o660), "0:0"),
+        (NodeAccess(0, 0, 0o666), None),
+        (NodeAccess(1000, 36, 0o600), None),
+    ],
+)
+def test_an_owner_is_exported_if_a_rule_would_set_the_same_mode(
+    access: NodeAccess, owner: str | None
+) -> None:
+    node = NodeFact("/dev/vfio/1", access)
+    host = with_facts(host_of(card(1, **ON_VFIO)), nodes=(node,))
+    (rule,) = rules(host)
+    assert rule.get("owner") == owner
+    noted = f"not exported: owner and mode of the VFIO node of 0000:01:00.0: {access}"
+    assert list(unexpressed(host)) == ([noted] if owner is None else [])
 
 
 def test_equal_gpus_have_so_many_vgpus_each() -> None:

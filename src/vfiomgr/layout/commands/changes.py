@@ -42,6 +42,7 @@ from vfiomgr.layout.compare import compare, plan_of
 from vfiomgr.layout.document import render_layouts
 from vfiomgr.layout.for_managers import MANAGERS, configuration
 from vfiomgr.layout.from_host import export as exported
+from vfiomgr.layout.from_host import unexpressed
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion
@@ -303,6 +304,8 @@ def export(
         print_text(render_layouts(file))
     if not file.layouts[name].devices:
         note("no device of this host is passed through or divided: the layout is empty")
+    for text in unexpressed(host):
+        note(text)
     named = [vgpu for vgpu in host.vgpus.active if vgpu.uuid is not None]
     if named and not addresses:
         note(
