@@ -9,7 +9,7 @@ from vfiomgr.fleet.model import cards_of, name_of_file, natural
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot
@@ -45,7 +45,7 @@ class RuleSummary(Value):
     severity: Severity
     hosts: tuple[str, ...]
     summary: str
-    """The first finding, on the first of these hosts."""
+    """The first finding; after the name of the first of these hosts if others have another one."""
 
 
 def report_of(host: HostSnapshot, created: Created, path: str) -> HostReport:
@@ -70,7 +70,14 @@ def by_rule(reports: Iterable[HostReport]) -> tuple[RuleSummary, ...]:
         for one in report.findings:
             found.setdefault((one.rule, one.severity), {})[report.name] = one.summary
     every = [
-        RuleSummary(rule, severity, tuple(sorted(of, key=natural)), of[min(of, key=natural)])
+        RuleSummary(rule, severity, tuple(sorted(of, key=natural)), _of_all(of))
         for (rule, severity), of in found.items()
     ]
     return tuple(sorted(every, key=lambda r: (SEVERITIES.index(r.severity), -len(r.hosts), r.rule)))
+
+
+def _of_all(summaries: Mapping[str, str]) -> str:
+    """The finding of a rule on several hosts, or that of the first one with its name."""
+    first = min(summaries, key=natural)
+    is_same = len(set(summaries.values())) == 1
+    return summaries[first] if is_same else f"{first}: {summaries[first]}"

@@ -10,18 +10,18 @@ from vfiomgr.documents.reader import misfit_in, read_values
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.fleet.model import hosts as counted_hosts
 from vfiomgr.fleet.placing import Request, Reserved, Wanted
-from vfiomgr.units import MIB, mebibytes
+from vfiomgr.listing import listed
+from vfiomgr.units import memory_bytes
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from vfiomgr.fleet.model import Fleet, HostSummary
     from vfiomgr.fleet.placing import Kind
 
-_COUNTED = expression(r"(?:([1-9]\d{0,3})\s*[xX]\s*)?(\S.*)")
+_COUNTED = expression(r"(?:([1-9]\d{0,3})\s*[xX]\s*)?(?![-+]?\d+\s*[xX])(\S.*)")
 _VERSION = "vfiomgr/v1"
 _REMEDY = "see docs/fleet.md for an example"
 _MOMENTS = ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d")
@@ -31,7 +31,7 @@ def wanted(kind: Kind, text: str) -> Wanted:
     """`2xA40`; without a number 1.
 
     Raises:
-        UsageError: there is no name.
+        UsageError: there is no name, or the number is not one from 1 to 9999.
     """
     match = _COUNTED.fullmatch(text.strip())
     if match is None:
@@ -65,8 +65,8 @@ def request_of(
         raise UsageError(message, "pass the size of the guest's memory, e.g. --memory 16G")
     return Request(
         parts,
-        0 if memory is None else mebibytes("--memory", memory) * MIB,
-        0 if hugepages is None else mebibytes("--hugepages", hugepages) * MIB,
+        0 if memory is None else memory_bytes("--memory", memory),
+        0 if hugepages is None else memory_bytes("--hugepages", hugepages),
         cpus,
         is_on_one_node,
     )
@@ -103,16 +103,26 @@ def read_reservations(path: str, fleet: Fleet[HostSummary], now: float) -> dict[
         if known.version != _VERSION:
             what = f"unsupported version: {known.version} (expected {_VERSION})"
             raise Misfit(what, ("version",))
-        ends = [_end(one, number) for number, one in enumerate(known.reservations)]
+        parsed = [_parsed(one, number) for number, one in enumerate(known.reservations)]
     except Misfit as error:
         message = f"{source}:{misfit_in(error, text)}"
         raise InvalidDocument(message, _REMEDY) from None
     found: dict[str, Reserved] = {}
-    for one, end in zip(known.reservations, ends, strict=True):
+    for one, (end, memory) in zip(known.reservations, parsed, strict=True):
         if end is None or now < end:
             _require_known(one, fleet, source)
-            found[one.host] = _added(found.get(one.host, Reserved()), one)
+            found[one.host] = _added(found.get(one.host, Reserved()), one, memory)
     return found
+
+
+def _parsed(one: _Reservation, number: int) -> tuple[float | None, int]:
+    """When a reservation ends, and its memory in bytes."""
+    try:
+        memory = 0 if one.memory is None else memory_bytes("memory", one.memory)
+    except UsageError:
+        what = f"not a size with a unit such as 64G: {one.memory!r}"
+        raise Misfit(what, ("reservations", number, "memory")) from None
+    return _end(one, number), memory
 
 
 def _end(one: _Reservation, number: int) -> float | None:
@@ -132,30 +142,30 @@ def _end(one: _Reservation, number: int) -> float | None:
 
 def _require_known(one: _Reservation, fleet: Fleet[HostSummary], source: str) -> None:
     """Require that a reservation is of the fleet: a wrong name would reserve nothing."""
-    host = next((known for known in fleet.hosts if known.name == one.host), None)
-    if host is None:
-        message = f"{source}: no such host in the fleet: {one.host}"
-        known = f"hosts: {', '.join(_first(h.name for h in fleet.hosts))}"
-        raise UsageError(message, f"correct or remove its reservation ({known})")
-    there = {gpu.address for gpu in host.gpus}
+    there = {gpu.address for gpu in host_named(one.host, fleet, f"{source}: ").gpus}
     for address in one.gpus:
         if address not in there:
             message = f"{source}: {one.host} has no GPU {address}"
             raise UsageError(message, f"GPUs of {one.host}: {', '.join(sorted(there)) or 'none'}")
 
 
-_SHOWN = 5
+def host_named(name: str, fleet: Fleet[HostSummary], place: str = "") -> HostSummary:
+    """The host of a fleet with this name.
+
+    Raises:
+        UsageError: there is none; names the closest ones.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for mistakes
+
+    known = {host.name: host for host in fleet.hosts}
+    if name not in known:
+        near = "".join(f"did you mean {one}? " for one in get_close_matches(name, known, 1))
+        message = f"{place}no such host in the fleet: {name}"
+        raise UsageError(message, f"{near}hosts: {listed(list(known), 5)}")
+    return known[name]
 
 
-def _first(names: Iterable[str]) -> Iterator[str]:
-    known = list(names)
-    yield from known[:_SHOWN]
-    if len(known) > _SHOWN:
-        yield f"and {counted_hosts(len(known) - _SHOWN)} more"
-
-
-def _added(before: Reserved, one: _Reservation) -> Reserved:
-    memory = 0 if one.memory is None else mebibytes("memory", one.memory) * MIB
+def _added(before: Reserved, one: _Reservation, memory: int) -> Reserved:
     return Reserved(
         before.gpus | set(one.gpus),
         before.is_entire or not (one.gpus or memory),

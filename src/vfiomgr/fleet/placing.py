@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Kind = Literal["gpu", "vgpu", "mig"]
 Order = Literal["pack", "spread"]
 _WORD = expression(r"[\w.]+")
-_WORDS: dict[Kind, str] = {"gpu": "GPU", "vgpu": "vGPU", "mig": "GPU instance"}
+WORDS: dict[Kind, str] = {"gpu": "GPU", "vgpu": "vGPU", "mig": "GPU instance"}
 
 
 class Wanted(Value):
@@ -316,10 +316,8 @@ def _too_few(host: HostSummary, request: Request, reserved: Reserved) -> Placeme
     for one in request.wanted:
         fitting = [gpu for gpu in host.gpus if one.is_served_by(gpu)]
         if not fitting:
-            what = "GPU of this model" if one.kind == "gpu" else f"{_WORDS[one.kind]} of this type"
-            return Placement(
-                host.name, reason=f"no {what}", why=f"no {_WORDS[one.kind]} {one.name}"
-            )
+            what = "GPU of this model" if one.kind == "gpu" else f"{WORDS[one.kind]} of this type"
+            return Placement(host.name, reason=f"no {what}", why=f"no {WORDS[one.kind]} {one.name}")
         open_ones = [gpu for gpu in fitting if gpu.address not in reserved.gpus]
         if one.kind == "gpu":
             count = sum(gpu.state == "free" for gpu in open_ones)

@@ -109,6 +109,24 @@ def test_without_snapshots_nothing_is_listed(run: Run, tmp_path: Path) -> None:
     answer = run("fleet", "list", str(tmp_path))
     assert answer.status == 2
     assert f"no snapshots in {tmp_path}" in answer.stderr
+    output = tmp_path / "copy"
+    exported = run("fleet", "export", str(tmp_path), "--output", str(output))
+    assert (exported.status, exported.stderr) == (2, answer.stderr)
+    assert not output.exists()
+
+
+def test_a_layout_needs_its_file(run: Run, fleet: Path) -> None:
+    answer = run("fleet", "list", str(fleet), "--layout", "a")
+    assert answer.status == 2
+    assert "--layout does nothing without --with-layout" in answer.stderr
+
+
+def test_a_model_that_no_host_has_is_named(run: Run, fleet: Path) -> None:
+    answer = run("fleet", "place", str(fleet), "--gpu", "A4", "--mig", "1g.5gb")
+    assert answer.status == 1
+    assert "no snapshot has a GPU A4 (available: NVIDIA A40)\n" in answer.stderr
+    assert "no snapshot has a GPU instance 1g.5gb (available: none)\n" in answer.stderr
+    assert "no snapshot" not in run("fleet", "place", str(fleet), "--gpu", "9xA40").stderr
 
 
 def test_drift_is_that_from_a_file(run: Run, fleet: Path, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ NOON = 1796040000.0  # 2026-11-30T12:00:00Z
         ("2xA40", 2, "A40"),
         (" 2 X  NVIDIA A40 ", 2, "NVIDIA A40"),
         ("10de:2235", 1, "10de:2235"),
-        ("0xA40", 1, "0xA40"),
     ],
 )
 def test_a_number_stands_before_the_name(text: str, count: int, name: str) -> None:
@@ -40,6 +39,12 @@ def test_a_name_is_needed() -> None:
     assert caught.value.hint == "write e.g. --vgpu 2xA40-8Q"
 
 
+@pytest.mark.parametrize("text", ["0xA40", "-1xA40", "2x", "12345 x A40"])
+def test_a_wrong_number_is_no_name(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--gpu: not a number and a name: '{text}'"):
+        wanted("gpu", text)
+
+
 def test_sizes_are_bytes() -> None:
     found = request_of({"gpu": ("A40",)}, "16G", "1G", 4, is_on_one_node=True)
     assert (found.memory_bytes, found.page_bytes, found.cpus) == (16 * GIB, GIB, 4)
@@ -50,6 +55,7 @@ def test_sizes_are_bytes() -> None:
     [
         (None, None, "missing option: what the guest needs"),
         ("lots", None, "--memory lots is not a size"),
+        ("16", None, "missing unit: --memory 16"),
     ],
 )
 def test_a_request_needs_something(memory: str | None, hugepages: str | None, why: str) -> None:
@@ -107,6 +113,12 @@ def test_a_name_that_reserves_nothing_is_refused(tmp_path: Path, text: str, why:
     assert why in caught.value.message
 
 
+def test_a_similar_host_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        reserved(tmp_path, "- {host: gpu11}\n")
+    assert caught.value.remedy == "did you mean gpu1? hosts: gpu1"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -114,6 +126,10 @@ def test_a_name_that_reserves_nothing_is_refused(tmp_path: Path, text: str, why:
         ("- {host: gpu1, gpu: a}\n", "reservations.0.gpu: unknown field"),
         ("- {}\n", "reservations.0.host: the field is missing"),
         ("- [\n", "reserved.yaml:"),
+        (
+            "- {host: gpu1, memory: '64'}\n",
+            ":3:16: reservations.0.memory: not a size with a unit such as 64G: '64'",
+        ),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, text: str, why: str) -> None:

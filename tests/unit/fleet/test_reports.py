@@ -29,8 +29,10 @@ def test_findings_are_counted_by_rule_and_severity() -> None:
     ]
     assert by_rule(hosts) == (
         RuleSummary("b", "blocker", ("gpu10",), "y"),
-        RuleSummary("a", "warning", ("gpu9", "gpu10"), "z"),
+        RuleSummary("a", "warning", ("gpu9", "gpu10"), "gpu9: z"),
     )
+    same = [HostReport(name, None, (warn,), ()) for name in ("gpu9", "gpu10")]
+    assert by_rule(same) == (RuleSummary("a", "warning", ("gpu9", "gpu10"), "x"),)
 
 
 def facts_of(*cards: object, **facts: object) -> dict[str, str]:

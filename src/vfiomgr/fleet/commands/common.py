@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _D = TypeVar("_D", bound="Dated")
 _NAMED = 5
 """Unreadable files that are named; JSON has all."""
+_HOW = " (--format json lists all)"
 _HOUR, _DAY = 3600, 86400
 
 
@@ -52,6 +53,19 @@ def silent(_text: str) -> None:
     """Note nothing: what is read twice, or while a shell completes a word."""
 
 
+def snapshots_in(places: Iterable[str]) -> list[str]:
+    """The files of snapshots in directories.
+
+    Raises:
+        UsageError: there is no directory, or no snapshot in them.
+    """
+    files = files_in(places)
+    if not files:
+        message = f"no snapshots in {', '.join(places)} (files that end in .json or .json.gz)"
+        raise UsageError(message, "create one on each host: vfiomgr snapshot > HOST.json")
+    return files
+
+
 def read_fleet(
     places: Iterable[str],
     kind: str,
@@ -66,13 +80,10 @@ def read_fleet(
     Raises:
         UsageError: there is no directory, or no snapshot in them.
     """
-    files = files_in(places)
-    if not files:
-        message = f"no snapshots in {', '.join(places)} (files that end in .json or .json.gz)"
-        raise UsageError(message, "create one on each host: vfiomgr snapshot > HOST.json")
+    files = snapshots_in(places)
     known = Index(kind, form, derive, on_note, of_what=of_what)  # type: ignore[type-var]
     found: Fleet[_D] = fleet_of(known.of(files))
-    shown, more = first_of([one.why for one in found.unreadable], _NAMED)
+    shown, more = first_of([one.why for one in found.unreadable], _NAMED, _HOW)
     for text in (*shown, *more):
         on_note(f"unknown host: {text}")
     older = [f"{one.path} ({one.host})" for one in found.outdated]

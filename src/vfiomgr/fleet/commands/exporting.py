@@ -8,9 +8,9 @@ import click
 
 from vfiomgr.cli.options import complete_directory, session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.fleet.commands.common import directories, summarized
+from vfiomgr.fleet.commands.common import directories, snapshots_in, summarized
 from vfiomgr.fleet.exporting import export as exported
-from vfiomgr.fleet.index import Index, files_in
+from vfiomgr.fleet.index import Index
 from vfiomgr.fleet.model import HostSummary, Unreadable
 from vfiomgr.snapshot.redaction import Redaction
 from vfiomgr.snapshot.session import Session, pass_session
@@ -52,7 +52,7 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
     for place in places:
         is_below = len(places) > 1 and os.path.isdir(place)
         below = os.path.basename(os.path.abspath(place)) if is_below else ""
-        for path, one in Index("summary", HostSummary, summarized, note).of(files_in([place])):
+        for path, one in Index("summary", HostSummary, summarized, note).of(snapshots_in([place])):
             if isinstance(one, Unreadable):
                 note(f"not exported: {one.why}")
                 unreadable.append(one)

@@ -15,10 +15,10 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.fleet.commands.common import age, directories, hosts_of, note_old, now, silent
 from vfiomgr.fleet.model import hosts
-from vfiomgr.fleet.named import read_reservations, request_of
-from vfiomgr.fleet.placing import NOTHING, ordered
+from vfiomgr.fleet.named import host_named, read_reservations, request_of
+from vfiomgr.fleet.placing import NOTHING, WORDS, ordered
 from vfiomgr.fleet.placing import place as placed
-from vfiomgr.listing import first_of
+from vfiomgr.listing import listed
 from vfiomgr.snapshot.document import load_dated
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.fleet.draining import Move
     from vfiomgr.fleet.model import Fleet, Gpu, HostSummary
-    from vfiomgr.fleet.placing import Order, Placement, Reserved
+    from vfiomgr.fleet.placing import Kind, Order, Placement, Reserved, Wanted
 
 _SHOWN = 20
 """Hosts that fit and are listed without --all."""
@@ -59,6 +59,14 @@ def _complete_with(names: Callable[[Gpu], Iterable[str]]) -> Callable[..., list[
 
 def _models(gpu: Gpu) -> Iterable[str]:
     return (gpu.name.partition(" ")[2] or gpu.name, gpu.ids)
+
+
+_NAMES: dict[Kind, Callable[[Gpu], Iterable[str]]] = {
+    "gpu": lambda gpu: [gpu.name],
+    "vgpu": lambda gpu: [one.name for one in gpu.types],
+    "mig": lambda gpu: [one.name for one in gpu.instances],
+}
+"""The names by which parts of a GPU are requested."""
 
 
 def _complete_host(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -97,7 +105,7 @@ def _choices(command: Callable[..., Any]) -> Callable[..., Any]:
     "vgpus",
     multiple=True,
     metavar="[N x]TYPE",
-    shell_complete=_complete_with(lambda gpu: [one.name for one in gpu.types]),
+    shell_complete=_complete_with(_NAMES["vgpu"]),
     help="vGPUs of a type; repeatable.",
 )
 @click.option(
@@ -105,7 +113,7 @@ def _choices(command: Callable[..., Any]) -> Callable[..., Any]:
     "instances",
     multiple=True,
     metavar="[N x]PROFILE",
-    shell_complete=_complete_with(lambda gpu: [one.name for one in gpu.instances]),
+    shell_complete=_complete_with(_NAMES["mig"]),
     help="New GPU instances of a profile on GPUs in MIG mode; repeatable.",
 )
 @flag("--same-numa", text="GPUs, memory and CPUs on one NUMA node.")
@@ -159,6 +167,7 @@ def place(
     fleet = hosts_of(places)
     reserved = _reserved(reservations, fleet)
     order: Order = "pack" if is_packed else "spread"
+    _note_absent(request.wanted, fleet)
     found = [
         replace(placed(host, request, reserved.get(host.name, NOTHING)), time=host.time)
         for host in fleet.hosts
@@ -171,6 +180,15 @@ def place(
         body = {"items": sorted_ones, "unreadable": fleet.unreadable, "outdated": fleet.outdated}
         print_document("FleetPlacement", body, session.format)
     return 0 if any(one.fits for one in found) else 1
+
+
+def _note_absent(wanted: Iterable[Wanted], fleet: Fleet[HostSummary]) -> None:
+    """Note parts of a request that no GPU of the fleet could serve, and what there is."""
+    gpus = [gpu for host in fleet.hosts for gpu in host.gpus]
+    for one in wanted:
+        if not any(map(one.is_served_by, gpus)):
+            known = listed(sorted({name for gpu in gpus for name in _NAMES[one.kind](gpu)}), 5)
+            note(f"no snapshot has a {WORDS[one.kind]} {one.name} (available: {known or 'none'})")
 
 
 def _reserved(file: str | None, fleet: Fleet[HostSummary]) -> dict[str, Reserved]:
@@ -246,11 +264,7 @@ def drain(
       vfiomgr fleet drain snapshots --host gpu07 --spread --reservations reserved.yaml
     """
     fleet = hosts_of(places)
-    leaving = next((host for host in fleet.hosts if host.name == name), None)
-    if leaving is None:
-        shown, more = first_of([host.name for host in fleet.hosts], 5)
-        message = f"no such host in the fleet: {name}"
-        raise UsageError(message, f"hosts: {', '.join((*shown, *more))}")
+    leaving = host_named(name, fleet)
     snapshot, _ = load_dated(leaving.path)
     if snapshot.users.processes is None:
         message = f"the guests of {name} are unknown: its snapshot has no users of devices"

@@ -15,7 +15,7 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.reports import strict_option
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.documents.text import source_of, text_of
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.fleet.checking import HostReport, by_rule, report_of
 from vfiomgr.fleet.commands.common import age, directories, hosts_of, read_fleet, silent
 from vfiomgr.fleet.differences import Inventory, differences, inventory
@@ -80,6 +80,8 @@ def list_hosts(
       vfiomgr fleet list snapshots --with-layout fleet.yaml --layout kata-node
       vfiomgr fleet list snapshots --format json
     """
+    if layout_name is not None and layout_file is None:
+        forbid_alone("--layout", "--with-layout", "it chooses a layout of the file")
     fleet = hosts_of(places)
     known = fleet.hosts
     if layout_file is not None:
