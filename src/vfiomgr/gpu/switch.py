@@ -99,7 +99,8 @@ def brought(
     course = _SwitchPlan(host, request, checkpoint or SwitchCheckpoint())
     match request.to:
         case "host":
-            _to_host(course)
+            _give_back(course)
+            _clear(course)
         case "passthrough":
             _to_passthrough(course, bind or Bind((request.address,), allow=request.allow))
         case "vgpu":
@@ -132,11 +133,6 @@ def resolve(
         return found
     vgpus = tuple(dict.fromkeys((*checkpoint.vgpus, *found.vgpus)))
     return replace(checkpoint.completed(found), vgpus=vgpus)
-
-
-def _to_host(course: _SwitchPlan) -> None:
-    _give_back(course)
-    _clear(course)
 
 
 def _to_passthrough(course: _SwitchPlan, bind: Bind) -> None:

@@ -149,8 +149,10 @@ def check_qemu(unit: GuestDevice, qemu: Version | None) -> None:
     """
     if unit.options.has_iommufd:
         _check_iommufd(unit, qemu)
-    if unit.options.ats is not None:
-        _check_ats(unit, qemu)
+    if unit.options.ats is not None and qemu is not None and qemu < _QEMU_ATS:
+        message = f"ats of {unit.name} needs QEMU {_QEMU_ATS} or later; this is {qemu}"
+        remedy = f"install QEMU {_QEMU_ATS} or later, or omit ats"
+        refuse("qemu-too-old", unit.name, message, remedy)
 
 
 def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
@@ -160,10 +162,3 @@ def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
         otherwise = "omit --iommufd" if unit.has_groups else OTHER_KERNEL
         remedy = f"install QEMU {needed} or later, or {otherwise}"
         refuse("iommufd-missing", unit.name, message, remedy)
-
-
-def _check_ats(unit: GuestDevice, qemu: Version | None) -> None:
-    if qemu is not None and qemu < _QEMU_ATS:
-        message = f"ats of {unit.name} needs QEMU {_QEMU_ATS} or later; this is {qemu}"
-        remedy = f"install QEMU {_QEMU_ATS} or later, or omit ats"
-        refuse("qemu-too-old", unit.name, message, remedy)

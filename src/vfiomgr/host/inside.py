@@ -51,10 +51,6 @@ class Inside:
             return None
         return f"{self._root}{directory}/{name}"
 
-    def _entry(self, directory: str, name: str) -> os.DirEntry[str] | None:
-        listed = self._listed.get(directory)
-        return None if listed is None else listed.get(name)
-
     def target(self, path: str) -> str:
         """The target of a link, as written.
 
@@ -129,7 +125,8 @@ class Inside:
                 raise OSError(ENOTDIR, os.strerror(ENOTDIR), directory)
             return directory.rpartition("/")[0] if name == ".." else directory
         place = f"{directory}/{name}"
-        entry = self._entry(directory, name)
+        listed = self._listed.get(directory)
+        entry = None if listed is None else listed.get(name)
         if entry is not None and entry.is_dir(follow_symlinks=False):
             return place
         try:

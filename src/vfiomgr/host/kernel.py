@@ -102,7 +102,9 @@ def parameters(text: str | None, name: str) -> tuple[Parameter, ...]:
 def read_kernel(tree: HostTree) -> KernelFacts:
     """Read the facet."""
     text, vendor = tree.read(HostPath("/proc/cpuinfo")) or "", tree.read(_VENDOR)
-    cpu = _cpu(text)
+    first = text.partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    cpu = {key.strip(): value.strip() for key, _, value in pairs}
     return KernelFacts(
         release=tree.read(_RELEASE),
         command_line=tree.read(HostPath("/proc/cmdline")),
@@ -150,13 +152,6 @@ def _number(hexadecimal: str) -> int:
         return int(hexadecimal, 16)
     except ValueError:
         return 0
-
-
-def _cpu(text: str) -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo."""
-    first = text.partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _cpu_parts(text: str) -> dict[str, tuple[int, ...]]:

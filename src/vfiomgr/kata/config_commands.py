@@ -41,7 +41,7 @@ def output_path(session: Session, typed: str) -> str:
     if root == _MACHINE:
         return os.path.abspath(typed)
     whole = os.path.abspath(typed)
-    if _is_below(whole, root):
+    if whole.startswith(f"{root}/"):
         return _located(session, whole[len(root) :])
     if not typed.startswith("/"):
         message = f"--output {typed} is not a file below --root {session.root}"
@@ -55,10 +55,6 @@ def _located(session: Session, path: str) -> str:
     """The real path of a file on the host, with its links resolved there."""
     tree = session.tree
     return tree.locate(tree.followed(HostPath(path)))
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path.startswith(f"{root}/")
 
 
 @click.command("config")

@@ -419,15 +419,11 @@ def _tell_of_drop_ins(
         if not path.endswith(".toml"):
             host.on_note(f"{path} is read too, whatever its name; move it elsewhere to disable it")
         if path.name > DROP_IN:
-            _tell_of_later(host, path, text, plan)
-
-
-def _tell_of_later(host: HostSource, path: HostPath, text: str, plan: KataPlan) -> None:
-    later = {(entry.table, entry.key): entry.value for entry in _entries(parse(text, path))}
-    for entry in plan.entries:
-        value = later.get((entry.table, entry.key), entry.value)
-        if value != entry.value:
-            host.on_note(f"{path} is read later and sets {entry.key} to {_plain(value)!r}")
+            later = {(entry.table, entry.key): entry.value for entry in _entries(parse(text, path))}
+            for entry in plan.entries:
+                value = later.get((entry.table, entry.key), entry.value)
+                if value != entry.value:
+                    host.on_note(f"{path} is read later and sets {entry.key} to {_plain(value)!r}")
 
 
 def make_tables(document: TOMLDocument, places: Iterable[tuple[str, ...]]) -> None:

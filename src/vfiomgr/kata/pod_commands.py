@@ -127,21 +127,16 @@ def pod(
       vfiomgr kata pod --runtimeclass --config /etc/kata-containers/configuration.toml
     """
     if is_class:
-        _forbid_pods(addresses)
+        if addresses:
+            forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
+        for option in typed_options(keywords_of(PodKeywords).keys() - {"runtime_class"}):
+            forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
         _print_class(session, options["runtime_class"], options)
         return
     _forbid_mixtures(options)
     of_pods = {name: value for name, value in options.items() if name in keywords_of(PodKeywords)}
     wanted = pods(session, *addresses, **cast("PodKeywords", of_pods))
     print_objects([each for one in wanted for each in _objects_for(one)], session.format)
-
-
-def _forbid_pods(addresses: tuple[str, ...]) -> None:
-    """Refuse devices and options that a RuntimeClass does not have."""
-    if addresses:
-        forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
-    for option in typed_options(keywords_of(PodKeywords).keys() - {"runtime_class"}):
-        forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
 
 
 def _forbid_mixtures(options: _AllOptions) -> None:

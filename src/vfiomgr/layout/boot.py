@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
     from vfiomgr.engine.plan import Step
-    from vfiomgr.passthrough.steps import Bind
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOCK = "layout"
@@ -209,7 +208,7 @@ def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> 
             path = rule_file(address)
             there = before.files.text(path)
             readable = there if parse_rule(there or "") else None
-            if _has_settings(bind):
+            if bind.reset_method is not None or bind.no_d3cold:
                 with_settings.append(device)
                 written.append(WrittenRule(path, None, readable))
                 wanted.pop(address, None)
@@ -249,11 +248,6 @@ def _without(host: HostSnapshot, entries: Iterable[WrittenRule]) -> HostSnapshot
     gone = {entry.path for entry in entries}
     texts = tuple(file for file in host.files.texts if file.path not in gone)
     return replace(host, files=replace(host.files, texts=texts))
-
-
-def _has_settings(bind: Bind) -> bool:
-    """Whether a function must leave its host driver for its device settings to be recorded."""
-    return bind.reset_method is not None or bind.no_d3cold
 
 
 # ---- units

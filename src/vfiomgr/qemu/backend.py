@@ -84,7 +84,9 @@ def _notes(request: GuestRequest, guest: GuestPlan) -> Iterator[str]:
         yield f"QEMU cannot pin CPUs: run it with taskset --cpu-list {near}"
     if request.firmware == "efi":
         yield "add the firmware: -drive if=pflash,unit=0,readonly=on,format=raw,file=OVMF_CODE.fd"
-    yield from _display_notes(guest.seen)
+    shown = [device.name for device in guest.seen if device.options.display]
+    if shown:
+        yield f"the display of {shown[0]} needs a front end with OpenGL, e.g. -display egl-headless"
 
 
 def _uuid_notes(host: HostSnapshot, devices: Iterable[GuestDevice]) -> Iterator[str]:
@@ -93,9 +95,3 @@ def _uuid_notes(host: HostSnapshot, devices: Iterable[GuestDevice]) -> Iterator[
     parents = filter(None, (host.device_named(vgpu.parent) for vgpu in vgpus))
     if any(parent.driver == DRIVER for parent in parents):
         yield "NVIDIA's vGPUs need the UUID of the guest: add -uuid UUID, e.g. -uuid $(uuidgen)"
-
-
-def _display_notes(devices: Iterable[GuestDevice]) -> Iterator[str]:
-    shown = [device.name for device in devices if device.options.display]
-    if shown:
-        yield f"the display of {shown[0]} needs a front end with OpenGL, e.g. -display egl-headless"

@@ -308,7 +308,11 @@ def set_count(
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_functions(session, outcome, chosen)
-        _tell_undo(session, outcome)
+        steps = outcome.plan.steps
+        counts = [step for step in steps if isinstance(step, SetVfCount | RunSriovManage)]
+        if counts and session.format == "table":
+            first = counts[0]
+            note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")
 
 
 def _change_vectors(session: Session, request: ChangeVectors) -> None:
@@ -330,7 +334,8 @@ def _change_vectors(session: Session, request: ChangeVectors) -> None:
 def _print_functions(session: Session, outcome: Outcome, chosen: PciAddress) -> None:
     """Print the virtual functions that a device has now."""
     made = virtual_functions(session, chosen)
-    shares = _shares(session, chosen) if _has_quotas(outcome) else {}
+    has_quotas = any(isinstance(step, SetQuotas) for step in outcome.plan.steps)
+    shares = _shares(session, chosen) if has_quotas else {}
     lines = [
         f"{vf.address} is in IOMMU group {or_dash(vf.iommu_group)}, "
         f"on {vf.driver or 'no driver'}{shares.get(str(vf.address), '')}"
@@ -343,21 +348,9 @@ def _print_functions(session: Session, outcome: Outcome, chosen: PciAddress) -> 
     print_outcome(session, outcome, shown, virtual_functions=items)
 
 
-def _has_quotas(outcome: Outcome) -> bool:
-    return any(isinstance(step, SetQuotas) for step in outcome.plan.steps)
-
-
 def _shares(session: Session, address: PciAddress) -> dict[str, str]:
     """The resulting quotas, read from the host; the driver may have aligned them."""
     host = session.scan()
     functions = host.device(address).virtual_functions
     known = [(vf, host.function_quotas(host.device(vf))) for vf in functions]
     return {str(vf): f", with {quotas}" for vf, quotas in known if quotas is not None}
-
-
-def _tell_undo(session: Session, outcome: Outcome) -> None:
-    steps = outcome.plan.steps
-    counts = [step for step in steps if isinstance(step, SetVfCount | RunSriovManage)]
-    if counts and session.format == "table":
-        first = counts[0]
-        note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")

@@ -86,7 +86,9 @@ def _crio_table(facts: RuntimeFacts, request: RuntimeRequest) -> dict[str, Any]:
     Another handler's monitor_path is used: CRI-O does not start where it finds no conmon.
     """
     if request.config_path is None:
-        monitor = _monitor_path(facts)
+        files = (facts.main, *facts.imported, facts.drop_in)
+        entries = read_crio((file.path, file.text or "") for file in files).handlers
+        monitor = next((entry.monitor_path for entry in entries if entry.monitor_path), "")
         own = {"monitor_path": monitor} if monitor else {}
         return {"runtime_path": request.path, "runtime_type": "oci", **own}
     return {
@@ -96,13 +98,6 @@ def _crio_table(facts: RuntimeFacts, request: RuntimeRequest) -> dict[str, Any]:
         "runtime_config_path": request.config_path,
         "privileged_without_host_devices": True,
     }
-
-
-def _monitor_path(facts: RuntimeFacts) -> str:
-    """The conmon of the other handlers; empty if none names it."""
-    files = (facts.main, *facts.imported, facts.drop_in)
-    entries = read_crio((file.path, file.text or "") for file in files).handlers
-    return next((entry.monitor_path for entry in entries if entry.monitor_path), "")
 
 
 def _crio_notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:

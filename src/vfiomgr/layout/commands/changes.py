@@ -147,7 +147,8 @@ def plan(
     made = replace(made, not_checked=not_checked(host, request, made))
     body = _planned(request, compared, made)
     if out is not None:
-        _write_plan(out, body)
+        document = to_jsonable({"api_version": API_VERSION, "kind": KIND, **body})
+        rewrite(out, None, (json.dumps(document, indent=2) + "\n").encode())
         note(f"written to {out}; apply it with: vfiomgr apply {shlex.quote(str(out))}")
     if session.format != "table":
         print_document(KIND, {**body, "not_checked": made.not_checked}, session.format)
@@ -364,11 +365,6 @@ def _planned(request: requests.ApplyLayout, compared: Comparison, made: Plan) ->
         "deferred": made.deferred,
         "request": to_jsonable(request),
     }
-
-
-def _write_plan(out: str, body: dict[str, object]) -> None:
-    document = to_jsonable({"api_version": API_VERSION, "kind": KIND, **body})
-    rewrite(out, None, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _print_differences(compared: Comparison) -> None:

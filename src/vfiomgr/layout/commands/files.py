@@ -134,14 +134,6 @@ def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: ob
         note(f"undo with: {undo}")
 
 
-def _print_schema(session: Session) -> None:
-    document = layout_schema()
-    if session.format == "yaml":
-        print_yaml(document)
-    else:
-        print_text(json.dumps(document, indent=2) + "\n")
-
-
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
 @flag("--schema", "is_schema", text="Print the JSON schema of layout files.")
@@ -166,7 +158,11 @@ def validate(context: click.Context, files: tuple[str, ...], *, is_schema: bool)
     if is_schema:
         if files:
             forbid_together("--schema", "FILE", "the schema is the same for all files")
-        _print_schema(session)
+        document = layout_schema()
+        if session.format == "yaml":
+            print_yaml(document)
+        else:
+            print_text(json.dumps(document, indent=2) + "\n")
         return
     if not files:
         message = "missing argument: FILE"
@@ -270,7 +266,10 @@ def import_(
       vfiomgr --snapshot host.json layout import
       vfiomgr layout import --board 0000:41:00.0
     """
-    configs = None if configuration is None else _configs(configuration)
+    configs = None
+    if configuration is not None:
+        text = text_of(configuration, "the configuration")
+        configs = read_vgpu_configs(text, source_of(configuration))
     guests = read_guest_files({source_of(one): text_of(one, "the file") for one in files})
     host = _host(session, None if files else configs)
     found = import_layouts(host, configs, _boards(host, boards), guests)
@@ -295,10 +294,6 @@ def _boards(host: HostSnapshot | None, named: tuple[str, ...]) -> Boards:
         return "all"
     known = [device.address for device in host.devices] if host else []
     return frozenset(PciAddress.parse(text, known) for text in named)
-
-
-def _configs(path: str) -> VgpuConfigs:
-    return read_vgpu_configs(text_of(path, "the configuration"), source_of(path))
 
 
 def _host(session: Session, configs: VgpuConfigs | None) -> HostSnapshot | None:

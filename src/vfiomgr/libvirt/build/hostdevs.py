@@ -100,7 +100,10 @@ def check(
     check_together(known)
     for unit in known:
         refuse_if_any(without_groups(unit))
-        _check_vendor_function(unit)
+        if unit.is_vendor_function and unit.options.is_managed:
+            first = unit.functions[0]
+            message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
+            refuse("managed-vendor-function", first, message, "omit --managed")
         check_options(unit)
         _check_options(unit)
         for feature, why in needed_features(unit):
@@ -119,13 +122,6 @@ def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
             f"this kernel has no VFIO groups, which vGPU {unit.name} needs: {MDEV_NEEDS_GROUPS}",
             OTHER_KERNEL,
         )
-
-
-def _check_vendor_function(unit: GuestDevice) -> None:
-    if unit.is_vendor_function and unit.options.is_managed:
-        first = unit.functions[0]
-        message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
-        refuse("managed-vendor-function", first, message, "omit --managed")
 
 
 def _check_options(unit: GuestDevice) -> None:

@@ -80,7 +80,10 @@ def plan_domain(
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
     refuse_if_any(vf_token_diagnostics(host, units, HOW))
-    _require_features(request, libvirt)
+    if request.has_secure_boot:
+        FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
+    if not request.has_hotplug:
+        ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that the guest cannot eject")
     width = AddressWidth()
     if architecture != ARM:
         has_devices = any(unit.is_seen for unit in units)
@@ -133,13 +136,6 @@ def plan_domain(
         reasons=tuple(chain(*why)),
         notes=tuple(chain(*notes)),
     )
-
-
-def _require_features(request: DomainRequest, libvirt: Version) -> None:
-    if request.has_secure_boot:
-        FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
-    if not request.has_hotplug:
-        ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that the guest cannot eject")
 
 
 def _require_cells(units: Sequence[GuestDevice], guest: GuestPlan, libvirt: Version) -> None:

@@ -340,7 +340,8 @@ class DomainCalls(Caller):
             return
         handle = self._lookup(name)
         with self._removals(handle) as news:
-            alias = self._alias(name, removal.device)
+            found = read_domain(self.domain_xml(name, inactive=False), name).hostdev(removal.device)
+            alias = found.alias if found else None
             with explaining(name):
                 handle.detachDeviceFlags(element, _flags(scope))
             end = time.monotonic() + removal.deadline
@@ -352,10 +353,6 @@ class DomainCalls(Caller):
                     late = f"has not released it within {removal.deadline:g} s"
                     raise _kept(name, removal.device, late, scope)
                 news.wait(min(_TICK, left))
-
-    def _alias(self, name: str, device: str) -> str | None:
-        found = read_domain(self.domain_xml(name, inactive=False), name).hostdev(device)
-        return found.alias if found else None
 
     def has(self, name: str, device: str) -> bool:
         """Whether the running guest has the device; false for a domain that is off."""

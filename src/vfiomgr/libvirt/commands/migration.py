@@ -24,7 +24,7 @@ from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.migration.plan import MigrationReport, MigrationTarget
+    from vfiomgr.libvirt.migration.plan import MigrationReport
     from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.rules.runner import Report
 
@@ -138,18 +138,14 @@ def _print(report: MigrationReport, *, every: bool) -> None:
     print_findings(report.report, every=False)
     say(f"{report.source}: {summary(report.report, 'cannot migrate')}")
     for target in report.targets:
-        _print_target(target)
+        say("")
+        for place in target.places:
+            say(f"{place.device} -> {or_dash(place.target)}: {place.text}")
+        print_findings(target.report, every=False)
+        say(": ".join(filter(None, (target.name, _VERDICTS[target.fits], counts(target.report)))))
     reports = (report.report, *(target.report for target in report.targets))
     unseen = (text for one in reports for text in one.not_checked)
     note_not_checked(unseen, every=every, option="-v")
-
-
-def _print_target(target: MigrationTarget) -> None:
-    say("")
-    for place in target.places:
-        say(f"{place.device} -> {or_dash(place.target)}: {place.text}")
-    print_findings(target.report, every=False)
-    say(": ".join(filter(None, (target.name, _VERDICTS[target.fits], counts(target.report)))))
 
 
 def _document(report: MigrationReport) -> dict[str, object]:

@@ -78,7 +78,11 @@ def preflight(
       vfiomgr check domain win11 --connect qemu:///session
     """
     session = session_of(context)
-    _check_arguments(names, every=every)
+    if every and names:
+        forbid_together("--all", names[0], "--all includes every domain")
+    if not (every or names):
+        message = "missing argument: DOMAIN or FILE"
+        raise UsageError(message, "name a domain or a file with its XML, or pass --all")
     source = context.get_parameter_source("uri")
     is_chosen = source is not click.core.ParameterSource.DEFAULT
     wanted = every or not all(map(is_file, names)) or is_chosen
@@ -91,21 +95,14 @@ def preflight(
         refuse_remote(session, uri)
         hypervisor, why_not = asked(session, uri, must_answer=wanted)
     domains = tuple(_domains(names, hypervisor, every=every))
-    judged = _judge(session, domains, hypervisor)
+    reports = check_domains(session, domains, hypervisor)
+    judged = [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
     if session.format == "table":
         why_not = why_not if hypervisor is None else ""
         _print(judged, why_not, every=bool(session.verbose))
     else:
         _print_document(session, judged)
     context.exit(exit_status(*(one.report for one in judged), strict=strict))
-
-
-def _check_arguments(names: Sequence[str], *, every: bool) -> None:
-    if every and names:
-        forbid_together("--all", names[0], "--all includes every domain")
-    if not (every or names):
-        message = "missing argument: DOMAIN or FILE"
-        raise UsageError(message, "name a domain or a file with its XML, or pass --all")
 
 
 def is_file(name: str) -> bool:
@@ -178,13 +175,6 @@ def read_file(path: str) -> Domain:
     """The domain in a file."""
     remedy = "name an existing file or a domain of libvirt"
     return read_domain(read_xml(path, remedy), source_of(path))
-
-
-def _judge(
-    session: Session, domains: Sequence[Domain], hypervisor: Hypervisor | None
-) -> list[_Judged]:
-    reports = check_domains(session, domains, hypervisor)
-    return [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
 
 
 def _print(judged: Sequence[_Judged], why_not: str, *, every: bool) -> None:

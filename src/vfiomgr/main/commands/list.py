@@ -17,7 +17,7 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
@@ -155,7 +155,8 @@ def _print_table(
 
 
 def _row(host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]) -> tuple[str, ...]:
-    functions = _with_folded(host, device, listed)
+    others = (host.device_named(str(a)) for a in device.virtual_functions if a not in listed)
+    functions = (device, *filter(None, others))
     return (
         str(device.address),
         device.short_name,
@@ -169,14 +170,6 @@ def _row(host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]) 
         f"{device.vendor_id}:{device.device_id}",
         device.class_name,
     )
-
-
-def _with_folded(
-    host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]
-) -> tuple[PciDevice, ...]:
-    """A function, and its virtual ones that are not listed themselves."""
-    others = (host.device_named(str(a)) for a in device.virtual_functions if a not in listed)
-    return (device, *filter(None, others))
 
 
 def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
@@ -193,7 +186,11 @@ def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
     users = host.users.of_nodes(nodes)
     if not (given or users or all(map(host.knows_users_of, functions))):
         return _UNKNOWN
-    return _users_in_words(users, given)
+    names = (
+        f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
+        for user in users
+    )
+    return ", ".join(dict.fromkeys((*given, *names))) or "-"
 
 
 def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
@@ -250,12 +247,3 @@ def _user(user: DeviceUser) -> dict[str, object]:
         "guest": user.guest,
         "pod": user.pod,
     }
-
-
-def _users_in_words(users: Sequence[DeviceUser], given: Iterable[str] = ()) -> str:
-    """Pods and claims, domains and processes, each once; a dash for nobody."""
-    names = (
-        f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
-        for user in users
-    )
-    return ", ".join(dict.fromkeys((*given, *names))) or "-"
