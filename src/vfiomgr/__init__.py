@@ -7,14 +7,13 @@ are imported on first use. docs/python.md is a tutorial.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "1.0.0"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from vfiomgr import kata, libvirt, oci, qemu
     from vfiomgr.containers.cdi import named as cdi
     from vfiomgr.containers.runtimes import named as runtimes

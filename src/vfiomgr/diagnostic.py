@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from msgspec.structs import replace
@@ -11,8 +12,6 @@ from vfiomgr.listing import first_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.errors import VfiomgrError
 
 

@@ -20,11 +20,10 @@ VfiomgrError
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from vfiomgr.diagnostic import Diagnostic, Remedy
 
 

@@ -11,6 +11,7 @@ All commands of vfiomgr use this interface.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from vfiomgr import check, topology
@@ -26,7 +27,6 @@ from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import is_device_name, is_kind, read_file
@@ -22,8 +23,6 @@ from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.containers.oci.edit import Edit
     from vfiomgr.containers.oci.nodes import ContainerRuntime, NodeForm
     from vfiomgr.documents.json_text import JsonDocument

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from vfiomgr.errors import UsageError
@@ -11,7 +12,6 @@ from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from fractions import Fraction
 
 

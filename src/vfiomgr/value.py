@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, dataclass_transform
+from collections.abc import Iterable
+from typing import TypeVar, dataclass_transform
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

@@ -5,6 +5,7 @@ Nothing is released or changed. The rules about who uses the card are in `consol
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -45,8 +46,6 @@ from vfiomgr.units import Version
 from vfiomgr.users import desktop as programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.check.model import Readiness
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
@@ -32,7 +33,6 @@ from vfiomgr.pci.model import pci_device
 from vfiomgr.persistence.facts import RELEASES, has_sdbootutil, read_manager, read_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal
 
     from vfiomgr.check.model import ModuleState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from vfiomgr.messages.known import clause, first_address, first_group, messages_
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.check.model import Readiness
     from vfiomgr.messages.known import KnownMessage, LoggedMessage
     from vfiomgr.snapshot.model import HostSnapshot

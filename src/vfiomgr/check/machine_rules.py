@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line
@@ -11,8 +12,6 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.check.model import Readiness
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
@@ -22,8 +23,6 @@ from vfiomgr.snapshot.hardware import command_line_words, pcie_without_iommu
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.check.model import KernelModule, Readiness
     from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +13,6 @@ from vfiomgr.cli.output import print_table, say
 from vfiomgr.errors import UsageError, forbid_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from vfiomgr.cli.table import Column
 
 

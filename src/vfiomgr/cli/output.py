@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +23,6 @@ from vfiomgr.listing import first_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.errors import VfiomgrError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vfiomgr.cli.options import flag
@@ -19,8 +20,6 @@ from vfiomgr.listing import first_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Severity
     from vfiomgr.rules.runner import Report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,8 +18,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.model import PARAMETERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.vgpu.model import Vgpu
 

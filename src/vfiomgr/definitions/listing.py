@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, unknown_users
@@ -11,8 +12,6 @@ from vfiomgr.vgpu.commands.active import users_of
 from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.definitions.model import Definition
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session

@@ -8,6 +8,7 @@ parents stay stopped.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
@@ -46,8 +47,6 @@ from vfiomgr.vgpu.model import PARAMETERS, types_called
 from vfiomgr.vgpu.placement import guess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.definitions.model import Attributes, Definition, DefinitionFacts
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice

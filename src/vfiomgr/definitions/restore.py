@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -33,8 +34,6 @@ from vfiomgr.vgpu.plan import missing_instances
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from vfiomgr.definitions.model import Definition, GpuDefinition
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.plan import Step

@@ -7,6 +7,7 @@ checked here too.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -32,8 +33,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.definitions.model import Definition
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.desktop.steps import (
@@ -31,8 +32,6 @@ from vfiomgr.users.processes import read_holders
 from vfiomgr.users.released import write_released
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.users.released import ServiceUnit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from vfiomgr.users import desktop as programs
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
     from vfiomgr.users.model import DeviceUser
 

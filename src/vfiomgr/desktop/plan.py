@@ -6,6 +6,7 @@ card stay in the facts, so that the safety checks of `bind` refuse it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -37,8 +38,6 @@ from vfiomgr.users.released import ReleasedCard, ServiceUnit
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice

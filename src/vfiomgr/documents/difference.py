@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     Opcode = tuple[str, int, int, int, int]
 
 _MOST_WORK = 100_000_000

@@ -6,6 +6,7 @@ New parts are written by `json` in the layout of their neighbours; the rest keep
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,8 +20,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterator, Sequence
-
 _TOKEN = expression(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _NEWLINE = expression("\n")
 _MOST_VALUES = 1_000_000

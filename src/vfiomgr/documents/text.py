@@ -12,8 +12,9 @@ import os
 import shlex
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from errno import EBADF, EINVAL, EISDIR
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from msgspec import field
 
@@ -21,10 +22,6 @@ from vfiomgr.diagnostic import Position
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 Path = tuple[str | int, ...]
 """The keys and numbers that lead to a part of a document."""

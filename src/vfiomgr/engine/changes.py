@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
@@ -15,8 +16,6 @@ from vfiomgr.documents.text import printable
 from vfiomgr.engine.host import ManagedHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from rich.console import Console
     from rich.progress import Progress
     from rich.status import Status

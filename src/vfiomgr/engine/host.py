@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
@@ -21,8 +22,6 @@ from vfiomgr.snapshot.scan import read_only_files
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan, Step
     from vfiomgr.engine.run import Outcome

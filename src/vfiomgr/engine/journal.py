@@ -25,6 +25,7 @@ import re
 import stat
 import time
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from typing import TYPE_CHECKING, Any, Self
@@ -40,7 +41,6 @@ from vfiomgr.paths import STATE
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from vfiomgr.engine.plan import Checkpoint, Plan, Request

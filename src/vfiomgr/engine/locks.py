@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from errno import EISDIR, ELOOP, ENODEV, ENXIO
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ from vfiomgr.errors import HostError, NeedsRoot, StuckInKernel, UsageError
 from vfiomgr.paths import PCI_DRIVERS_PROBE, RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

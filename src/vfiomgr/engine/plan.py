@@ -10,6 +10,7 @@ A capability derives its steps from `Step` and says in its module `apply` how th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import replace
@@ -21,8 +22,6 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.diagnostic import Option
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import DeviceIdentity

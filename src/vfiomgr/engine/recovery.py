@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,6 @@ from vfiomgr.paths import BOOT_ID
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.survey import CutOff
     from vfiomgr.engine.transaction import ApplyContext

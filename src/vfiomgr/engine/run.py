@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -34,8 +34,6 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.engine.journal import Journal
     from vfiomgr.host.tree import HostTree
 

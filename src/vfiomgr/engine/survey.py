@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.diagnostic import refuse
@@ -28,8 +29,6 @@ from vfiomgr.pci import drivers
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.engine.plan import Plan
     from vfiomgr.host.tree import HostTree
 

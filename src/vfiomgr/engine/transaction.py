@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
@@ -26,8 +26,6 @@ from vfiomgr.users.uses import with_present_uses
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.engine.plan import Checkpoint, Request
     from vfiomgr.engine.survey import Survey
     from vfiomgr.engine.unfinished import Interrupted

@@ -8,6 +8,7 @@ A step without an undo, such as loading a module, does not relate two runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -30,8 +31,6 @@ from vfiomgr.pci.model import PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import DeviceIdentity

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -16,8 +17,6 @@ from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.pci import facts as pci_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import DeviceIdentity
 

@@ -12,6 +12,7 @@ import select
 import signal
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -20,8 +21,6 @@ from vfiomgr.host.bounded import IGNORED, become_silent
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     Task = Callable[[], None]
 
 _MESSAGE_LIMIT = 4096

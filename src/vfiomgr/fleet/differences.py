@@ -5,6 +5,7 @@ What changes by itself is not compared: users, free memory, power states, number
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from vfiomgr.units import counted, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot

@@ -7,6 +7,7 @@ vfiomgr.libvirt.migration.devices). The memory and CPUs of guests are not in sna
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,8 +19,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu, describe_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.fleet.model import HostSummary
     from vfiomgr.fleet.placing import Order, Reserved
     from vfiomgr.libvirt.migration.devices import Migratability

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, UsageError
@@ -11,8 +12,6 @@ from vfiomgr.host.durable import replacing
 from vfiomgr.snapshot.document import load_dated, write_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.snapshot.redaction import Redaction
 
 _MODE = 0o644

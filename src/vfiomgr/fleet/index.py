@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
@@ -24,8 +25,6 @@ from vfiomgr.snapshot.document import load_dated
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot
 

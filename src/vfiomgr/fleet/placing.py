@@ -7,6 +7,7 @@ an entire GPU, with vGPUs of one type, or with GPU instances of one profile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -19,8 +20,6 @@ from vfiomgr.units import counted, size
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.fleet.model import Gpu, HostSummary, Node
 
 Kind = Literal["gpu", "vgpu", "mig"]

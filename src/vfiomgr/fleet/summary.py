@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from vfiomgr.vgpu.capacity import gpus as vgpu_gpus
 from vfiomgr.vgpu.capacity import more_of, rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.fleet.model import GpuState
     from vfiomgr.layout.model import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -22,8 +23,6 @@ from vfiomgr.vgpu.projection import with_functions, with_mode
 from vfiomgr.vgpu.steps import SetHeterogeneous, SetMig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -6,6 +6,7 @@ comes before the first change.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec import Struct, field
@@ -32,8 +33,6 @@ from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_i
 from vfiomgr.vgpu.steps import RemoveVgpu, SetPersistence, lacks_vgpu_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

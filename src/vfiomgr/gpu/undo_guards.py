@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
@@ -11,8 +12,6 @@ from vfiomgr.pci.model import PciDevice
 from vfiomgr.vgpu.steps import kept_from_leaving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.engine.plan import UndoScope
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -7,6 +7,7 @@ which its driver in the guest adds (-object acpi-generic-initiator).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,8 +19,6 @@ from vfiomgr.units import GIB, format_cpulist, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.guests.model import GuestRequest
     from vfiomgr.pci.model import PciDevice
 

@@ -5,6 +5,7 @@ The guest sees the threads of a core as such, so its scheduler knows which share
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from vfiomgr.units import counted, format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from vfiomgr.guests.model import GuestRequest
     from vfiomgr.guests.numa import Nodes
     from vfiomgr.pci.memory import HostTopology

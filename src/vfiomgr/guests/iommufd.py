@@ -7,6 +7,7 @@ guest cannot reach each other's memory (P2P DMA in docs/devel/vfio-iommufd.rst o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -19,8 +20,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -20,8 +21,6 @@ from vfiomgr.pci.memory import (
 from vfiomgr.units import GIB, MIB, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.guests.model import GuestDevice, GuestRequest
     from vfiomgr.snapshot.model import HostSnapshot
 

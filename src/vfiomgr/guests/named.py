@@ -5,6 +5,7 @@ The options here are those that several monitors have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from vfiomgr.cli.keywords import Option, fields_of, keywords_of
@@ -12,8 +13,6 @@ from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import PAGES, AttachOptions, DeviceRequest, DeviceWords, NumaMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.cli.keywords import Keyword
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.host.owners import ROOT_ONLY
@@ -11,8 +12,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.owners import NodeAccess
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
@@ -11,8 +12,6 @@ from vfiomgr.units import MIB, format_cpulist, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.guests.model import GuestDevice, GuestRequest
     from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot

@@ -7,6 +7,7 @@ several GPUs, or vGPUs.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import refuse
@@ -14,8 +15,6 @@ from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -12,8 +13,6 @@ from vfiomgr.guests.model import NO_ROM, AttachOptions, QemuProperty
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from vfiomgr.guests.model import GuestDevice
 
 _SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from vfiomgr.guests.placement import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.guests.model import Architecture, GuestDevice, GuestRequest, Reason
     from vfiomgr.guests.numa import Nodes
     from vfiomgr.guests.placement import Buses, RootPortSlot

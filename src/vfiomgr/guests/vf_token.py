@@ -8,6 +8,7 @@ without it the kernel does not open the function (EACCES); where none is needed,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
@@ -15,8 +16,6 @@ from vfiomgr.errors import UsageError
 from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from vfiomgr import passthrough
 from vfiomgr.passthrough.isolation import reserved_region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

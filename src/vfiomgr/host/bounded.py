@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -19,7 +20,6 @@ from vfiomgr.paths import RUNTIME, HostPath
 if TYPE_CHECKING:
     import select
     import subprocess
-    from collections.abc import Callable, Iterable, Mapping, Sequence
     from io import FileIO
 
     from vfiomgr.host.tree import HostTree

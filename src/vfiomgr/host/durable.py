@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOTSUP
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING
 from vfiomgr.expressions import expression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import BinaryIO
 
 _TEMPORARY = expression(r"\.(.+)\.([1-9][0-9]{0,8})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -17,8 +18,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Sequence
-
 _PROGRAM_DEADLINE = 15.0
 """Seconds; nvidia-smi first wakes every GPU."""
 _DEATH_DEADLINE = 0.5

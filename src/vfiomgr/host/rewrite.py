@@ -9,17 +9,13 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from errno import EISDIR, ELOOP
-from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
 from vfiomgr.host.durable import remove_leftovers, replacing, take_over
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _MOST_LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

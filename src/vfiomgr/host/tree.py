@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
 from threading import get_ident
-from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.host.durable import remove_leftovers, replace_file
@@ -15,9 +15,6 @@ from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.programs import Programs
 from vfiomgr.paths import RUNTIME, STATE, HostPath
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _MOST_OPEN = 32
 """Files that wait to be closed together; a process may have 1,024 open (systemd's default)."""

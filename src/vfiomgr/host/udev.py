@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from errno import ENOBUFS
 from functools import lru_cache
@@ -15,7 +16,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
 

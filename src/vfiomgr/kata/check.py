@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from vfiomgr.diagnostic import Diagnostic, finding
@@ -12,8 +13,6 @@ from vfiomgr.rules.runner import by_severity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.diagnostic import Severity
     from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KeyForm, KeyType, RuntimeName

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
@@ -37,8 +38,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.kata.facts import KataSettings

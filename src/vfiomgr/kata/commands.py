@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -30,8 +31,6 @@ from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.kata.command_lines import RunCommand
 
 

@@ -7,7 +7,7 @@ places; tomlkit cannot add to those.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -58,8 +58,6 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tomlkit import TOMLDocument
     from tomlkit.items import Table
 

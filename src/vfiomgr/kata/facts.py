@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from vfiomgr.documents.text import Malformed, line_of, parse_toml
@@ -25,8 +25,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.source import HostSource
 

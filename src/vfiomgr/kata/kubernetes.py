@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -16,8 +17,6 @@ from vfiomgr.kata.model import DEVICE_CLASS
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ruamel.yaml import YAML
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from vfiomgr.cli.keywords import Option
 from vfiomgr.documents.text import resource_directory
@@ -14,10 +15,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.units import Version, mebibytes
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 RuntimeName = Literal["go", "rs"]
 KataVersion = Annotated[

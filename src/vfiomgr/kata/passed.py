@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,6 @@ from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.kata.model import KataRelease
     from vfiomgr.pci.model import PciDevice
 

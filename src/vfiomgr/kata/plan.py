@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
@@ -28,8 +29,6 @@ from vfiomgr.units import MIB, Version, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataRequest, KeyValue, Plug
     from vfiomgr.paths import HostPath

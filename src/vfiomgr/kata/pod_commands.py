@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 import click
@@ -20,8 +20,6 @@ from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.cli.options import Format
     from vfiomgr.kata.kubernetes import PodRequest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -22,8 +23,6 @@ from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.users.laptop import UNREAD_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -8,6 +8,7 @@ persistent node devices are such definitions. Functions have no record of a crea
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.plan import Plan
@@ -19,8 +20,6 @@ from vfiomgr.vgpu.model import adoption_mark, mark_file
 from vfiomgr.vgpu.steps import AdoptVgpu
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress

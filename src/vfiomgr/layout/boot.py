@@ -6,6 +6,7 @@ none: the unit that creates it leaves it without a host driver.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -53,8 +54,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
-
     from vfiomgr.engine.plan import Step
     from vfiomgr.snapshot.model import HostSnapshot
 

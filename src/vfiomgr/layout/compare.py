@@ -14,6 +14,7 @@ Rules may share IOMMU groups: a guest gets an entire group, with one owner.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -61,8 +62,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.diagnostic import Option, OptionName
     from vfiomgr.engine.plan import Step
     from vfiomgr.host.owners import NodeAccess

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -31,8 +32,6 @@ from vfiomgr.pci.names import LAYOUT_CLASSES
 from vfiomgr.users.model import Monitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from pydantic import BaseModel
 
     from vfiomgr.diagnostic import Position

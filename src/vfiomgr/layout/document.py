@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from io import StringIO
 from itertools import islice
@@ -40,8 +41,6 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.rules.runner import RuleSet, register, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.documents.text import Located, Path
 
 

@@ -13,6 +13,7 @@ Each entry of a host that a manager has no word for is reported.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct, field
@@ -29,8 +30,6 @@ from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

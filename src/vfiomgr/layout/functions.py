@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ from vfiomgr.units import counted
 from vfiomgr.vgpu.steps import RunSriovManage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.layout.model import Layout, PassthroughRule
     from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.pci.model import PciAddress, PciDevice

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -21,8 +22,6 @@ from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.pci.model import PciDevice
 
 _HOSTPCI = expression(r"(?m)^hostpci\d+:")

@@ -9,6 +9,7 @@ the administrator can say which ones are meant for guests.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -39,8 +40,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import PARAMETERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.layout.model import Rule
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs

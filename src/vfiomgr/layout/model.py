@@ -7,6 +7,7 @@ Attribute docstrings are the descriptions of the JSON schema (`schema`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 
@@ -33,8 +34,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema

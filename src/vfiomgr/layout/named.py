@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -20,8 +21,6 @@ from vfiomgr.paths import MACHINE_ID
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.layout.model import Layout
     from vfiomgr.snapshot.source import HostSource

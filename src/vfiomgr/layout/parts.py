@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -20,8 +21,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.owners import NodeOwner
     from vfiomgr.layout.model import Layout, Selector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
@@ -14,8 +15,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import InstancePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: deferred_types
     from vfiomgr.pci.function import Purpose
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import refuse
@@ -19,8 +20,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, kept_from_leaving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
     from vfiomgr.host.tree import HostTree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from vfiomgr.layout import model
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic import BaseModel
 
 ID = "urn:vfiomgr:layout:v1"

@@ -7,6 +7,7 @@ selection is tried on the host with the function that applies layouts (`parts.ma
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from vfiomgr.layout.parts import matching
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

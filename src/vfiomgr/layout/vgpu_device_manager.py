@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.documents.reader import read_values
@@ -13,8 +14,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import lives_in_gpu_instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid as uuids
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,6 @@ from vfiomgr.vgpu.placement import find_parents, serving
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.layout.model import VgpuRule
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -22,8 +23,6 @@ from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.transaction import ApplyContext

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,8 +16,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.guests.iommufd import VfioBackend
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.build.model import DomainPlan, DomainRequest

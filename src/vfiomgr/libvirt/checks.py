@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.libvirt.migration.plan import MigrationReport
     from vfiomgr.libvirt.model import Domain, Hypervisor

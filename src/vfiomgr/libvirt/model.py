@@ -7,7 +7,8 @@ Line numbers are those of the text that the domain was read from, counted from 1
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -17,10 +18,6 @@ from vfiomgr.libvirt.desktop import DomainScreen, SharedMemory
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 OWN_ALIAS = expression(r"ua-[A-Za-z0-9_-]+")
 """An alias that libvirt keeps: others are replaced by its own (virDomainDeviceInfoParseXML)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
@@ -32,8 +33,6 @@ from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.pci.model import device_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from vfiomgr.guests.iommufd import VfioBackend
     from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.libvirt.model import GuestHostdev

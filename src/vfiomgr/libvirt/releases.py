@@ -5,6 +5,7 @@ The releases are from https://libvirt.org/news.html.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -13,8 +14,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.guests.model import GuestDevice
 
 

@@ -10,8 +10,9 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from click import Option
 from click.shell_completion import (
@@ -23,9 +24,6 @@ from click.shell_completion import (
 
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SCRIPTS = os.path.join(os.path.dirname(__file__), "scripts")
 _PATIENCE = 5.0

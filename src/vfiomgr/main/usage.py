@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import click
 
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _OF_OPTIONS = (click.BadParameter, click.BadOptionUsage, click.NoSuchOption)
 _NEGATIVE_NUMBER = expression(r"-\d+")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from vfiomgr.documents.text import parse_toml
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KERNEL = "the kernel"
 NVIDIA = "NVIDIA's drivers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
@@ -13,8 +14,6 @@ from vfiomgr.metrics.timer import SERVICE
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

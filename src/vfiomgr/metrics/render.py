@@ -8,6 +8,7 @@ https://prometheus.io/docs/specs/om/open_metrics_spec/.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
@@ -20,8 +21,6 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.metrics.model import Families, Kind, Sample
 
     Family = GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from vfiomgr import __version__
@@ -12,8 +13,6 @@ from vfiomgr.snapshot.values import DeviceState
 from vfiomgr.vgpu.capacity import gpus, rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.metrics.model import CheckFacts, KnownDevice, Sample
     from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.error_counters import HealthFacts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -15,8 +16,6 @@ from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
 
 SERVICE = UNITS / "vfiomgr-metrics.service"

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic

@@ -9,6 +9,7 @@ common part of the tree; of several, that of a part which is already in use.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -37,8 +38,6 @@ from vfiomgr.node.model import Answer
 from vfiomgr.paths import RUNTIME, VFIO_CDEVS, HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Consumer, Inventory, NodeResource, NodeUnit
 

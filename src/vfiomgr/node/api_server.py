@@ -6,24 +6,22 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import httpx
 
 from vfiomgr.errors import HostError
 from vfiomgr.node.credentials import authority, authorization, trusted
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Callable,
-        Coroutine,
-        Iterator,
-        Mapping,
-    )
 
 LONGEST = 1024
 """Characters of an answer that are repeated in a message."""

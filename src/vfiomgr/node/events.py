@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vfiomgr.node.api_server import EVENTS, Api, ApiError, Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.node.messages import EventSettings
 
 _EVENTS_OF_NODES = "default"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +29,6 @@ from vfiomgr.node.rpc import CallError, Message, call
 from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from vfiomgr.node.sockets import Stamp
 
     Key = tuple[str, str]

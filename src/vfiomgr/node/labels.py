@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX
@@ -10,8 +11,6 @@ from vfiomgr.kata.explain.facts import read_handlers
 from vfiomgr.node.model import FEATURES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Inventory
     from vfiomgr.snapshot.model import HostSnapshot

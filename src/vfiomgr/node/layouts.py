@@ -5,6 +5,7 @@ Only imported where a layout is installed: pydantic has twice the memory of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from vfiomgr.node.model import NodeSettings, OnDemand, ResourceRule
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.layout.model import Layout, Rule
     from vfiomgr.layout.parts import RuleMatch

@@ -5,6 +5,7 @@ The objects are rendered from kata/node-agent; the units are for an agent withou
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,6 @@ from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.kata.kubernetes import Object
 

@@ -7,6 +7,7 @@ is OpenMetrics, https://prometheus.io/docs/specs/om/open_metrics_spec/.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -26,8 +27,6 @@ from vfiomgr.metrics.samples import device_samples, group_samples, vgpu_samples
 from vfiomgr.pci.error_counters import HealthFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from prometheus_client.core import Metric as Family
 
     from vfiomgr.metrics.model import Sample

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from msgspec import field
 from msgspec.structs import replace
@@ -15,9 +16,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.model import Monitor
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 """Node Feature Discovery reads labels here."""

@@ -6,6 +6,7 @@ to start the containers of its pod again ("previously allocated devices are no l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.users.model import DeviceUser
 

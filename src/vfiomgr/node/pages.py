@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, Reso
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
-
     from vfiomgr.node.agent import Agent
     from vfiomgr.node.messages import AgentSettings
     from vfiomgr.node.model import NodeUnit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from vfiomgr.node.kubelet import NoAnswer, pod_devices
 from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from vfiomgr.node.kubelet import ClaimUse, Key
     from vfiomgr.node.model import Inventory
     from vfiomgr.node.sockets import Stamp

@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +35,6 @@ from vfiomgr.node.verifying import may_reset
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from vfiomgr.node.model import NodeUnit, OnDemand
 
     Receive = Callable[[Report], Awaitable[None]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -20,8 +21,6 @@ from h2.exceptions import ProtocolError
 from vfiomgr.node.sockets import Clients, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from grpclib.server import Stream
 
 Message = Any

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -34,8 +35,6 @@ from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.users.processes import runs_guest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host

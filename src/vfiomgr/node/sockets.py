@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.paths import RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from vfiomgr.host.tree import HostTree
 
 Stamp = tuple[int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from errno import EACCES, EPERM, EROFS
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from vfiomgr.node.messages import BINDER, Problem
 from vfiomgr.paths import PCI_DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host

@@ -11,6 +11,7 @@ continued after an interruption, it does only what is missing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from errno import EEXIST, EINVAL, ENODEV, ENOENT
 from typing import TYPE_CHECKING
@@ -45,8 +46,6 @@ from vfiomgr.pci.iommu import HARMLESS_DRIVERS, group_number, read_group
 from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver, pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.engine.verified_write import Operation
     from vfiomgr.host.tree import HostTree
     from vfiomgr.passthrough.steps import BusFunction

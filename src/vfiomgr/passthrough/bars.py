@@ -8,6 +8,7 @@ and assigns them again, so their addresses may change. Resets keep the sizes
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker
@@ -20,8 +21,6 @@ from vfiomgr.pci.model import is_vfio_driver, pci_device
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.passthrough.steps import Bind

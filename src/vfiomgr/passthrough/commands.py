@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn, Unpack
 
 import click
@@ -44,8 +45,6 @@ from vfiomgr.units import counted, is_uuid
 from vfiomgr.users.released import read_released
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.engine.run import Outcome
     from vfiomgr.passthrough import steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import READ_IT, Diagnostic, allow, blocker
@@ -20,8 +21,6 @@ from vfiomgr.snapshot.hardware import (
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
@@ -31,8 +31,6 @@ from vfiomgr.units import size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.engine.run import Outcome
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.source import HostSource

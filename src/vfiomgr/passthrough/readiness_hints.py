@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
@@ -12,8 +13,6 @@ from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.steps import Bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from vfiomgr.diagnostic import Diagnostic, Option
     from vfiomgr.engine.plan import Plan
     from vfiomgr.pci.model import PciAddress, PciDevice

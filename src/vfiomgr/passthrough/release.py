@@ -7,6 +7,7 @@ follows is planned on the host as it is then.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -31,8 +32,6 @@ from vfiomgr.passthrough.steps import SaveOriginalState
 from vfiomgr.users.released import RELEASED, START_YOURSELF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.desktop.plan import Release
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.passthrough.steps import Bind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.desktop.card import is_display
@@ -22,8 +23,6 @@ from vfiomgr.persistence.systems import lost_files
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -28,8 +29,6 @@ from vfiomgr.pci.drivers import DriverState, handles_resets
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
     from vfiomgr.passthrough.steps import Bind

@@ -6,6 +6,7 @@ The kernel reads a ROM only between a write of 1 and a write of 0 to the attribu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from vfiomgr.pci.model import pci_device
 from vfiomgr.pci.option_rom import BIOS, BLOCK, EFI, OptionRom
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress, PciDevice

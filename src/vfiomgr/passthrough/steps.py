@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
@@ -29,8 +30,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -18,6 +18,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -34,8 +35,6 @@ from vfiomgr.persistence.model import SWEPT
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.model import PersistedBinding

@@ -7,6 +7,7 @@ partition in the bits of the PCI function (kfd_topology_add_device in amdkfd/kfd
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
@@ -15,8 +16,6 @@ from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

@@ -8,6 +8,7 @@ it, and PASID if a driver uses it (drivers/pci/ats.c; registers: include/uapi/li
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.expressions import expression
@@ -16,8 +17,6 @@ from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice

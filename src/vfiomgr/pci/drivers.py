@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

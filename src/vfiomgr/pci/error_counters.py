@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
 
 _TOTAL = "TOTAL_ERR_"

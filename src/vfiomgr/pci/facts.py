@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from sys import intern
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,6 @@ from vfiomgr.pci.model import (
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.host.bounded import AttributeReader
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.names import Names

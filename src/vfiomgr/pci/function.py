@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -14,8 +15,6 @@ from vfiomgr.units import MIB
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
 
 

@@ -7,6 +7,7 @@ libvirt reads, too (virQEMUCapsKVMSupportsSecureGuestAMD, …Intel in src/qemu/q
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -15,8 +16,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,8 +19,6 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
@@ -10,8 +11,6 @@ from vfiomgr.units import GIB, MIB, parse_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
 

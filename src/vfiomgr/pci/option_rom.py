@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LARGEST = 4 << 20
 """Bytes of a file that are read; the ROMs of graphics cards have up to 2 MiB."""

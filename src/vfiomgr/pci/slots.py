@@ -7,13 +7,12 @@ drivers/iommu/iommu.c joins only functions without ACS). The functions of a grap
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from vfiomgr.pci.model import PciDevice
 
 _OF_GRAPHICS_CARD = (CLASS_DISPLAY, CLASS_AUDIO, "0c03", "0c80")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ from vfiomgr.persistence.model import COMMANDS, HOOKS, RULES, UNIT, UNITS, VERIF
 from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.host.tree import HostTree
 
 _LISTING = 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,8 +30,6 @@ from vfiomgr.persistence.reservation import is_reservation_file, parse_reservati
 from vfiomgr.persistence.systems import SYSTEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.model import Manager, PersistedBinding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from vfiomgr.persistence.model import SANDBOX, UNITS, render_rule, require_plain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.model import PersistedBinding

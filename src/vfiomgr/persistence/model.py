@@ -6,6 +6,7 @@ and the initramfs belong to a deployment, and a command of its manager changes t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -20,8 +21,6 @@ from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.host.owners import NodeAccess
 
 RULES = HostPath("/etc/udev/rules.d")

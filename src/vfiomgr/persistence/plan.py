@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
@@ -47,8 +48,6 @@ from vfiomgr.persistence.steps import (
 from vfiomgr.persistence.systems import lost_rules, why_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.host.owners import NodeAccess, NodeOwner
     from vfiomgr.passthrough.steps import Bind, Unbind
     from vfiomgr.paths import HostPath

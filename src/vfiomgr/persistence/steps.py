@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
@@ -12,8 +13,6 @@ from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device, vfio_group
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.engine.plan import Topic
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.model import HostSnapshot

@@ -6,6 +6,7 @@ hw/pci-bridge/pcie_root_port.c and hw/pci-bridge/pci_expander_bridge.c.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -17,8 +18,6 @@ from vfiomgr.qemu.model import QemuArgument, properties_of, text_of
 from vfiomgr.units import MIB, format_cpulist, parse_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.guests.model import (
         GuestAddress,
         GuestBus,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
@@ -19,8 +20,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice, GuestPlan, GuestRequest
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -38,8 +39,6 @@ from vfiomgr.qemu.backend import QemuBackend
 from vfiomgr.units import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.qemu.model import QemuPlan

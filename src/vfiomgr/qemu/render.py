@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.qemu.model import QemuArgument
 
 _SECTIONS = {

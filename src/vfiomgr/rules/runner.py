@@ -7,10 +7,10 @@ are not run, and the report names the fact: nothing is fine because it is unknow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,9 +18,6 @@ from vfiomgr import capability
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, Remedy, Severity
 from vfiomgr.documents.text import parse_toml
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Report(Value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from vfiomgr.pci.names import Names
 from vfiomgr.snapshot.session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import click
 
     from vfiomgr.cli.options import Describe, Items

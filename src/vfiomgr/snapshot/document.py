@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from vfiomgr import documents
 from vfiomgr.documents.jsonable import (
@@ -20,9 +21,6 @@ from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.snapshot.created import FORM, Created
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def to_document(host: HostSnapshot) -> dict[str, Any]:

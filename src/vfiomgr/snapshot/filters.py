@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -20,8 +21,6 @@ from vfiomgr.snapshot.completion import (
 from vfiomgr.snapshot.values import DeviceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session

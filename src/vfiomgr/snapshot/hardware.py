@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.host.kernel import parameters
@@ -11,8 +12,6 @@ from vfiomgr.units import MIB, Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.pci.model import Bar, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -7,6 +7,7 @@ idle, as their drivers in guests decide, so one reading shows nothing about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from vfiomgr.users.laptop import is_gpu_off
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -14,6 +14,7 @@ registered (KOBJ_CHANGE with MDEV_STATE in drivers/vfio/mdev/mdev_core.c).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -32,8 +33,6 @@ from vfiomgr.snapshot import scan
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
     from _typeshed import SupportsRichComparison
 
     from vfiomgr.host.tree import HostTree

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress, identifiers_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -44,8 +45,6 @@ from vfiomgr.vgpu.reader import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Purpose

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import update_wrapper
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from vfiomgr.cli.options import Options
 from vfiomgr.cli.output import note
 from vfiomgr.snapshot.source import HostSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Session(Options, HostSource):

@@ -5,6 +5,7 @@ Vectors are set by sriov_vf_msix_count (since Linux 5.13).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -49,8 +50,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,8 +30,6 @@ from vfiomgr.vgpu.quota.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.sriov.steps import SetVirtualFunctions

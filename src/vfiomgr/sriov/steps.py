@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step, UndoEffects
@@ -16,8 +17,6 @@ from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 from vfiomgr.vgpu.steps import FunctionsStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.engine.plan import Topic
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot

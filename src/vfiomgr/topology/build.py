@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from vfiomgr.topology.model import LEADING_DOWN, PORTS, Problem, Topology, Topol
 from vfiomgr.units import counted, format_cpulist, size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
     from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,10 +14,6 @@ from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import counted, format_cpulist
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 NodeKind = Literal[
     "host",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,8 +18,6 @@ from vfiomgr.documents.text import resource_directory
 from vfiomgr.topology.model import facts_text, rows, summary, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from jinja2 import Environment
 
     from vfiomgr.topology.model import Item, Row, Topology

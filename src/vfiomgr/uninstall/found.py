@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -36,8 +37,6 @@ from vfiomgr.users.node_agent import is_running
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -52,8 +53,6 @@ from vfiomgr.tuning.steps import RestoreHost
 from vfiomgr.uninstall.requests import Uninstall
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import TextFile
     from vfiomgr.engine.plan import Step

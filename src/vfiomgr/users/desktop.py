@@ -8,6 +8,7 @@ taken for its absence.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
@@ -19,8 +20,6 @@ from vfiomgr.users.processes import shows_all, unit_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from vfiomgr.host.tree import HostTree
 
 

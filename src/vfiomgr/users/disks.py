@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -17,8 +18,6 @@ from vfiomgr.users.model import HostUse, UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.users.model import Report
 

@@ -7,6 +7,7 @@ attributes (drivers/platform/x86/asus-armoury.c). Each read calls the firmware.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
@@ -15,8 +16,6 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
 
 _PLATFORM = HostPath("/sys/devices/platform/asus-nb-wmi")

@@ -9,6 +9,7 @@ import os
 import shlex
 import stat
 import time
+from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,8 +25,6 @@ from vfiomgr.users.model import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.users.model import Report
 

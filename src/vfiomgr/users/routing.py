@@ -14,6 +14,7 @@ import shlex
 import struct
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from vfiomgr.users.disks import PROC
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from shlex import quote
@@ -33,8 +34,6 @@ from vfiomgr.users.routing import FarLink, ask_routing, read_far_links
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.users.model import Report

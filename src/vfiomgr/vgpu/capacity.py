@@ -9,6 +9,7 @@ driver makes the final decision.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ from vfiomgr.vgpu.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Family, GpuInstance
 

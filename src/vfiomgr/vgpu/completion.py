@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from vfiomgr.snapshot.session import session_of
 from vfiomgr.vgpu.facts import EMPTY, read_current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import click
 
     from vfiomgr.cli.options import Describe, Items

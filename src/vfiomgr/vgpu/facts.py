@@ -12,6 +12,7 @@ Mediated devices: drivers/vfio/mdev/mdev_sysfs.c, Documentation/driver-api/vfio-
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,6 @@ from vfiomgr.vgpu.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Functions

@@ -11,6 +11,7 @@ share a slice (NVML: nvmlGpuInstancePlacement_t).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +22,6 @@ from vfiomgr.value import Value, values_by_key
 from vfiomgr.vgpu.quota.model import GpuQuotas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import uuid as uuids
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
@@ -17,8 +18,6 @@ from vfiomgr.vgpu import steps as vgpu_steps
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

@@ -10,6 +10,7 @@ Its output has addresses with an eight-digit domain, the spelling `Heterogenous`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -31,8 +32,6 @@ from vfiomgr.vgpu.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.model import Vgpu

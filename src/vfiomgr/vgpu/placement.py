@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -27,8 +28,6 @@ from vfiomgr.vgpu.capacity import (
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.steps import CreateVgpu
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -39,8 +40,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.engine.plan import Step
     from vfiomgr.errors import Refusal
     from vfiomgr.pci.model import DeviceIdentity, PciDevice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -11,8 +12,6 @@ from vfiomgr.vgpu.model import GpuMode, mark_file
 from vfiomgr.vgpu.steps import makes_by_program
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import GpuPartition, Vgpu, VgpuParent

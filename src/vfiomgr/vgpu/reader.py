@@ -9,6 +9,7 @@ directory, which kernfs never reuses (fs/kernfs/dir.c, __kernfs_new_node).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from vfiomgr.vgpu.model import MARKS, Vgpu, VgpuFacts, WedgedFunction
 from vfiomgr.vgpu.quota.facts import read_quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciAddress, PciDevice

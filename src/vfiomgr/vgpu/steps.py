@@ -7,6 +7,7 @@ in that mode has a use count that no open file shows, and its driver never relea
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from msgspec.structs import replace
@@ -30,8 +31,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.model import PARAMETERS, InstancePlace, counted_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.engine.plan import Topic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from string import digits
 from typing import TYPE_CHECKING, Literal, cast
@@ -35,8 +35,6 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Severity
     from vfiomgr.documents.text import Path
 

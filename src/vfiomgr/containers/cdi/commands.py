@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -44,8 +45,6 @@ from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification

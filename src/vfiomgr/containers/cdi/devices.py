@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.document import (
@@ -42,8 +43,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from vfiomgr.containers.cdi.model import CdiFile, OfferRequest
     from vfiomgr.snapshot.model import HostSnapshot
 

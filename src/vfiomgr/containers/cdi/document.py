@@ -11,6 +11,7 @@ value. Rust: serde_yaml 0.9 (de.rs), in which a string stays as written.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,8 +41,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import Located

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.model import DYNAMIC, OLD_DYNAMIC, STATIC, CdiFile
 from vfiomgr.errors import HostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
 

@@ -5,8 +5,8 @@ https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 from msgspec import field
 
@@ -17,9 +17,6 @@ from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 STATIC = HostPath("/etc/cdi")
 DYNAMIC = HostPath("/run/cdi")

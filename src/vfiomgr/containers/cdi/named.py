@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from difflib import get_close_matches
 from string import digits
 from typing import TYPE_CHECKING, Annotated, Unpack, cast
@@ -33,8 +34,6 @@ from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.rules.runner import by_severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -39,8 +40,6 @@ from vfiomgr.guests.nodes import resolve
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.guests.nodes import NodeDevice
     from vfiomgr.paths import HostPath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.cdi.check import other_nodes
@@ -20,8 +20,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.containers.runtimes.model import ProgramName
     from vfiomgr.host.tree import HostTree

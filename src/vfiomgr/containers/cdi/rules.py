@@ -5,6 +5,7 @@ A finding names the consumers whose libraries refuse the file for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import asdict
@@ -30,8 +31,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.cdi.document import Family, Key
     from vfiomgr.containers.cdi.model import (
         CdiDeviceNode,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -19,10 +20,6 @@ from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 CDI_ANNOTATION = "cdi.k8s.io/vfiomgr"
 _DEVICES = ("linux", "devices")

@@ -6,6 +6,7 @@ list".
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
@@ -19,8 +20,6 @@ from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
     from vfiomgr.containers.runtimes.record import Decision, InstalledRuntime
     from vfiomgr.engine.run import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +15,6 @@ from vfiomgr.containers.runtimes.named import PlaceOptions
 from vfiomgr.engine.changes import print_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.containers.runtimes.named import EntryChange, EntryOutcome, EntryPlan
     from vfiomgr.snapshot.session import Session
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.containers.runtimes import text, values
@@ -22,8 +23,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.runtimes.handlers import MixtureEffect
     from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeRequest
 

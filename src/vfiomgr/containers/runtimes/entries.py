@@ -11,6 +11,7 @@ after an interruption, everything written is known as vfiomgr's.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
@@ -55,8 +56,6 @@ from vfiomgr.persistence.systems import refuse_lost
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from vfiomgr.containers.runtimes.model import Key, RuntimeRequest, Texts
     from vfiomgr.containers.runtimes.record import Edit
     from vfiomgr.host.tree import HostTree

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from vfiomgr.documents.text import Malformed, line_of, parse_toml
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 CriName = Literal["containerd", "crio"]
 

@@ -6,6 +6,7 @@ import posixpath
 import re
 import shlex
 import stat
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
@@ -32,8 +33,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from vfiomgr.containers.runtimes.model import Key, Texts
     from vfiomgr.host.tree import HostTree
 

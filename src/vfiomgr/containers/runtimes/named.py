@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from vfiomgr.cli.keywords import Keywords, Option
@@ -20,8 +21,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from vfiomgr.containers.runtimes.apply import Prepared
     from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.engine.host import ManagedHost

@@ -10,6 +10,7 @@ config.toml.tmpl.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import text, values
@@ -28,8 +29,6 @@ from vfiomgr.errors import InvalidDocument
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, RuntimeRequest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes.model import ConfigFile, Key, ProgramName, Setting
@@ -14,8 +15,6 @@ from vfiomgr.paths import STATE
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from vfiomgr.host.tree import HostTree
 
 RECORD = STATE / "runtimes.json"

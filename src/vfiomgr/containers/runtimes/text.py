@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import values
@@ -20,8 +21,6 @@ from vfiomgr.errors import InvalidDocument
 from vfiomgr.expressions import expression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.containers.runtimes.model import Key
     from vfiomgr.documents.difference import Opcode
 

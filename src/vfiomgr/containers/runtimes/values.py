@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.runtimes.model import Key, Setting
 
 Data = dict[str, Any]

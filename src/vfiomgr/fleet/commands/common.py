@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,8 +18,6 @@ from vfiomgr.listing import first_of
 from vfiomgr.snapshot.created import FORM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from vfiomgr.fleet.model import Dated
     from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +25,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from vfiomgr.fleet.draining import Move

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -25,8 +26,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.fleet.model import Fleet, HostSummary
 
 _COLUMNS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -21,8 +22,6 @@ from vfiomgr.units import counted
 from vfiomgr.vgpu.completion import complete_device_or_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import DeviceChain, Difference, KataTrace, TraceStep

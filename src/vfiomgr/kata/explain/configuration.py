@@ -8,6 +8,7 @@ src/libs/kata-types/src/annotations/mod.rs.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -37,8 +38,6 @@ from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version, counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, TraceStep
     from vfiomgr.kata.facts import KataSettings

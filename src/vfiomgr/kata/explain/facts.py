@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -35,8 +36,6 @@ from vfiomgr.units import Version
 from vfiomgr.users.node_agent import RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.containers.runtimes.handlers import (
         CriName,
         HandlerEntry,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -28,8 +29,6 @@ from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import StepName, StepState
     from vfiomgr.kata.model import KataHypervisor

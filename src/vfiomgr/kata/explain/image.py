@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -21,8 +21,6 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Severity
     from vfiomgr.host.tree import HostTree
     from vfiomgr.rules.runner import Report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
@@ -11,8 +12,6 @@ from vfiomgr.snapshot.named import find_device
 from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.facts import KataSettings

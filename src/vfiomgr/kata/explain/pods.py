@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -41,8 +42,6 @@ from vfiomgr.units import Version
 from vfiomgr.users.node_agent import find_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from vfiomgr.kata.explain.context import DeviceChain
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -6,14 +6,13 @@ plugin: all selectors of a pool must match a function, and `drivers` are those o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.expressions import expression
 from vfiomgr.kata.explain.context import chain_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import problem, warning
@@ -12,8 +13,6 @@ from vfiomgr.units import Version, counted, size
 from vfiomgr.value import values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.facts import KataSettings

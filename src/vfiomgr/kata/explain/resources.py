@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import is_qualified
@@ -19,8 +20,6 @@ from vfiomgr.units import Version, counted
 from vfiomgr.users.node_agent import RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, StepState, TraceStep
     from vfiomgr.kata.facts import KataSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -52,8 +53,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome

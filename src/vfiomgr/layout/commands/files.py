@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,6 @@ from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic, Override
     from vfiomgr.engine.run import Outcome
     from vfiomgr.layout.imports import Boards

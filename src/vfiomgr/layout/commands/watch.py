@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,8 +27,6 @@ from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.changes import Wait
     from vfiomgr.layout.requests import ApplyLayout

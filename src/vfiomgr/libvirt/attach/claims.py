@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -12,8 +13,6 @@ from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.libvirt.model import DomainHostdev, Hypervisor, KnownDomain, PciController
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
@@ -19,8 +20,6 @@ from vfiomgr.units import is_uuid
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.guests.model import AttachOptions, GuestDevice
     from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot

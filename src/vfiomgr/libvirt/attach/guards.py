@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
@@ -18,8 +19,6 @@ from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.libvirt.attach.plan import Attachment, AttachRequest, Detachment
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice

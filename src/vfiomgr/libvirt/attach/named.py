@@ -9,7 +9,7 @@ or nothing. Run an interrupted command again to finish it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
@@ -32,8 +32,6 @@ from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from vfiomgr.libvirt.client.connection import Connection
     from vfiomgr.snapshot.source import HostSource
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
@@ -9,8 +10,6 @@ from vfiomgr.guests.placement import functions_by_shared_group
 from vfiomgr.libvirt.model import TO_PCI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot

@@ -6,6 +6,7 @@ needs iommufd (hw/arm/smmuv3-accel.c).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
@@ -16,8 +17,6 @@ from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.libvirt.releases import SMMU_ACCEL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.guests.model import GuestBus
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.model import GuestHostdev

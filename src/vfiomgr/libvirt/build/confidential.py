@@ -14,6 +14,7 @@ NVMe disks (qemu_vfio_open_pci), with "Cannot set discarding of RAM broken".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refusal
@@ -23,8 +24,6 @@ from vfiomgr.libvirt.releases import Feature
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot

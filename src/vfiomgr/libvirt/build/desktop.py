@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
@@ -12,8 +13,6 @@ from vfiomgr.libvirt.releases import GRAB_TOGGLE, JSON_DEVICES, PIPEWIRE
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.desktop import LookingGlass
 

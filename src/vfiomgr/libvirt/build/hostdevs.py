@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,8 +24,6 @@ from vfiomgr.libvirt.model import OWN_ALIAS, DomainHostdev, GuestHostdev
 from vfiomgr.libvirt.releases import IOMMUFD, MDEV_NEEDS_GROUPS, needed_features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.units import Version
 

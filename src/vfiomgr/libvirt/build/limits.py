@@ -5,6 +5,7 @@ libvirt sets the limit itself (qemuDomainGetMemLockLimitBytes).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -23,8 +24,6 @@ from vfiomgr.units import GIB, Version, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,6 @@ from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import is_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.guests.model import Architecture, GuestDevice, GuestPlan
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.model import GuestHostdev

@@ -7,13 +7,12 @@ by their MAC address (net_failover); that of a plain `<hostdev>` is the one set 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.build.model import DomainRequest, GuestNetwork
     from vfiomgr.pci.model import PciDevice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from vfiomgr.guests import vf_token
 from vfiomgr.libvirt.model import OWN_ALIAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.model import Domain, DomainHostdev
     from vfiomgr.snapshot.model import HostSnapshot

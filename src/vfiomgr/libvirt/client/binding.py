@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct, field
@@ -23,10 +24,6 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.installation import remedy_for_libvirt
 from vfiomgr.libvirt.client.errors import LOGS, Code, ReportedError, explain
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _LOOP_TICK = 200
 """Milliseconds after which the event loop wakes up without an event."""

@@ -6,6 +6,7 @@ Errors of libvirt are raised as errors of vfiomgr: see `vfiomgr.libvirt.client.e
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -26,8 +27,6 @@ from vfiomgr.libvirt.releases import MDEV_AUTOSTART, MDEV_DEFINITION
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.pci.model import PciAddress
 
 

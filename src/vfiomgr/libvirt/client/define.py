@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -20,8 +21,6 @@ from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from vfiomgr.documents.xml_text import Element
 
 

@@ -11,6 +11,7 @@ import json
 import shlex
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.attach.claims import Scope
     from vfiomgr.libvirt.model import Domain
 

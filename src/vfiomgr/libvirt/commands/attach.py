@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
@@ -22,8 +23,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.libvirt.attach.claims import DeviceOwner
     from vfiomgr.libvirt.attach.named import DomainChange, State
     from vfiomgr.libvirt.client.connection import Connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -14,7 +15,6 @@ from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import Connection, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from vfiomgr.snapshot.session import Session

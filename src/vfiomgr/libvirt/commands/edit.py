@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -48,8 +49,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

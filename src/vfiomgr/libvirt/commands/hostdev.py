@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import click
 
@@ -22,9 +23,6 @@ from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def version_options(function: Callable[..., Any]) -> Callable[..., Any]:

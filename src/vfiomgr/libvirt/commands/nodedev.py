@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import uuid as uuids
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
@@ -16,8 +17,6 @@ from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.snapshot.named import find_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.libvirt.client.connection import Connection, NodeMdev
     from vfiomgr.snapshot.session import Session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -28,8 +29,6 @@ from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 _HERE = frozenset({"", "localhost"})

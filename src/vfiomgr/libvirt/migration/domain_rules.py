@@ -6,6 +6,7 @@ and libvirt passes them on (query-migrate's blocked-reasons, qemuMigrationSrcIsA
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, Severity, finding, problem, warning
@@ -15,8 +16,6 @@ from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import PreflightContext

@@ -9,6 +9,7 @@ src/conf/domain_conf.c), from 11.0 on also between a mediated device and a virtu
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -25,8 +26,6 @@ from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.model import types_called
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

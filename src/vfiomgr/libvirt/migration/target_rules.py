@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,6 @@ from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version, format_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.migration.plan import MigrationPlace
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.snapshot.model import HostSnapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
@@ -10,8 +11,6 @@ from vfiomgr.host.text import settings_of, text_of
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
 
 _SECURITY = "/sys/kernel/security/apparmor/profiles"

@@ -6,6 +6,7 @@ QEMU hides the capability (vfio_setup_rebar_ecap in hw/vfio/pci.c, commit b5048a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,8 +18,6 @@ from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.units import GIB, Version, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import Bar, PciDevice

@@ -7,6 +7,7 @@ locked memory for them (qemuDomainGetMemLockLimitBytes counts `<hostdev>`).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -23,8 +24,6 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.libvirt.preflight.context import PreflightContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,6 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.desktop import SharedMemory
     from vfiomgr.libvirt.model import DomainIommu, PciController

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, info, problem, warning
@@ -16,8 +17,6 @@ from vfiomgr.libvirt.releases import PIPEWIRE
 from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.libvirt.preflight.context import PreflightContext
 

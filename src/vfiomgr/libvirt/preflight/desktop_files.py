@@ -6,6 +6,7 @@ Only of a running host: a recording has no nodes, and other owners.
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -19,8 +20,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vfiomgr.host.tree import HostTree
 
 QEMU_CONF = "/etc/libvirt/qemu.conf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from vfiomgr.paths import SCRIPT
 from vfiomgr.tuning.plan import plan_tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.libvirt.preflight.selinux import HookSecurity

@@ -5,6 +5,7 @@ Without validation libvirt drops unknown attributes and elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.platform_rules import cdev_evidence
@@ -35,8 +36,6 @@ from vfiomgr.libvirt.releases import (
 from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.model import DomainHostdev, DomainIommu
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.libvirt.releases import Feature

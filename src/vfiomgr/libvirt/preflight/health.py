@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from vfiomgr.check.plan import find_named
 from vfiomgr.snapshot.health import carriers, path_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice

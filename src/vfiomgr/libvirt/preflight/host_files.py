@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import stat
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -24,8 +25,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.libvirt.preflight.context import PreflightContext
 

@@ -6,6 +6,7 @@ A guest with several cells learns the node of a device only from an expander wit
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
@@ -17,8 +18,6 @@ from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.memory import HugepagePool, NumaNode
     from vfiomgr.pci.model import PciDevice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestAddress
     from vfiomgr.libvirt.model import DomainHostdev, PciController

@@ -7,6 +7,7 @@ or fails later. A rule yields what it can prove; if a fact is None it yields not
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -40,8 +41,6 @@ from vfiomgr.libvirt.preflight.host_files import NO_FILES
 from vfiomgr.rules.runner import Report, RuleSet, register, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestPlan, GuestRequest
     from vfiomgr.libvirt.model import Hypervisor

@@ -7,6 +7,7 @@ libvirt/build/limits.py, as for new domains.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ from vfiomgr.pci.memory import (
 from vfiomgr.units import GIB, MIB, Version, format_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import creation_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import PreflightContext

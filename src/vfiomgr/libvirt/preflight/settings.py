@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, info, problem, warning
@@ -15,8 +16,6 @@ from vfiomgr.paths import MDEV_DEVICES
 from vfiomgr.pci.model import CLASS_DISPLAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.vgpu.model import Vgpu
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding, problem, warning
@@ -16,8 +17,6 @@ from vfiomgr.pci.slots import chipset_role
 from vfiomgr.users.node_agent import CONTROL, RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, Claim, PreflightContext
     from vfiomgr.pci.model import PciDevice

@@ -7,6 +7,7 @@ root bus: pcie-root or an expander (pci_setup_iommu_per_bus in hw/arm/smmu-commo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
-
     from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 

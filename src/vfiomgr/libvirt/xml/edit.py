@@ -7,6 +7,7 @@ same line. Removing it therefore restores the original bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import Document, Element, Span, read_document
@@ -21,8 +22,6 @@ from vfiomgr.libvirt.xml.elements import (
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.libvirt.model import DomainHostdev
 
 _BLANKS = expression(rb"[ \t]*")

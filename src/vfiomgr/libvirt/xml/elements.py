@@ -10,6 +10,7 @@ Every function raises InvalidDocument, with the line, for an element that libvir
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
@@ -18,8 +19,6 @@ from vfiomgr.libvirt.model import DomainHostdev, PciController, TeamedInterface
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.documents.xml_text import Element
 
 

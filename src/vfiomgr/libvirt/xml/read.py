@@ -5,6 +5,7 @@ Unknown and newer elements and attributes are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import bytes_of
@@ -42,8 +43,6 @@ from vfiomgr.libvirt.xml.elements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.documents.xml_text import Element
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jinja2 import Environment
     from markupsafe import Markup
 

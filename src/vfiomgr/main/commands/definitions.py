@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid as uuids
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -29,8 +30,6 @@ from vfiomgr.vgpu.completion import complete_type
 from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterator, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -18,8 +19,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from vfiomgr.cli.listing import View
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.iommu import IommuGroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -17,8 +18,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.filters import Filter

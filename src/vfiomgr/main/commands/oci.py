@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
@@ -23,8 +24,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from vfiomgr.containers.oci.edit import Edit
     from vfiomgr.containers.oci.nodes import ContainerRuntime, NodeForm
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Mapping
+from typing import Unpack
 
 import click
 
@@ -41,10 +42,6 @@ from vfiomgr.node.manifests import manifests as manifests_of
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.named import own_program
 from vfiomgr.snapshot.session import Session, pass_session
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _SELINUX = HostPath("/sys/fs/selinux/enforce")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import click
 from msgspec.structs import replace
@@ -40,10 +40,6 @@ from vfiomgr.node.model import SERVICE_ACCOUNT, Consumer, NodeSettings
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.users.node_agent import CONTROL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _NAMES = NodeSettings()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +17,6 @@ from vfiomgr.users.node_agent import CONTROL, read_status, time_text
 from vfiomgr.users.node_agent import release as release_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -31,7 +32,6 @@ from vfiomgr.passthrough.guards import PERSISTENCE_MODE
 from vfiomgr.vgpu.nvidia_smi import read_persistence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn
 
     from vfiomgr.host.programs import ProgramAnswer

@@ -7,6 +7,7 @@ agent, continues: the same order again completes what an interrupted one began.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -27,8 +28,6 @@ from vfiomgr.vgpu.nvidia_smi import read_mode, read_persistence
 from vfiomgr.vgpu.steps import SetPersistence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host

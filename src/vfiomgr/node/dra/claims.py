@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -12,9 +13,6 @@ from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.node.dra.model import DRIVER, AllocatedDevice, Claim, Parameters
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 API_VERSION = "vfiomgr.io/v1alpha1"
 KIND = "VfioDeviceConfig"

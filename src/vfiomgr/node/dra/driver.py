@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,6 @@ from vfiomgr.node.processes import DEADLINE, Creating, StillRunning
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.binding import Bound

@@ -10,6 +10,7 @@ elsewhere. Its real slices are known when it exists.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -17,8 +18,6 @@ from msgspec import Struct
 from vfiomgr.node.dra.counters import FUNCTIONS, Offer, Offers, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.vgpu.model import GpuInstance, GpuPartition, InstanceProfile, Vgpu, VgpuType
 
 _ENGINES = ("multiprocessors", "decoders", "encoders", "jpeg-engines", "optical-flow-engines")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import Refusal, UsageError, VfiomgrError
@@ -40,8 +41,6 @@ from vfiomgr.node.processes import BinderAway, StillRunning
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
     from vfiomgr.node.api_server import Api, Object
     from vfiomgr.node.dra.model import AllocatedDevice, Claim, PreparedClaim, PreparedDevice
 

@@ -8,6 +8,7 @@ nothing else is recorded, and an agent that was killed, or a reboot, loses nothi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from vfiomgr.expressions import expression
 from vfiomgr.node.api_server import CONFLICT, NODES, ApiError, Backoff, Trouble
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
     from vfiomgr.node.api_server import Api
 
 _LABEL = expression(r"nvidia\.com/gpu\.deploy\.(dcgm|dcgm-exporter|nvsm)(-dra)?")

@@ -14,6 +14,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -34,8 +35,6 @@ from vfiomgr.node.sockets import HIDDEN, refuse_served, remove_stale, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-
     from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
     from vfiomgr.node.rpc import Message, Methods
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import shlex
 import time
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakValueDictionary
@@ -39,7 +40,6 @@ from vfiomgr.node.verifying import may_bind
 from vfiomgr.paths import BOOT_ID, HostPath
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from vfiomgr.diagnostic import Diagnostic

@@ -10,6 +10,7 @@ generation (compare syncPool in k8s.io/dynamic-resource-allocation/resourceslice
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from itertools import zip_longest
@@ -49,8 +50,6 @@ from vfiomgr.node.dra.slices import (
 from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from vfiomgr.node.api_server import Api, Change, Collection, Object
     from vfiomgr.node.dra.model import Pool
 

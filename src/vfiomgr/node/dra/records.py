@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -33,8 +34,6 @@ from vfiomgr.paths import MDEV_DEVICES, RUNTIME, VFIO_CDEVS, HostPath, vfio_grou
 from vfiomgr.pci.model import is_address, pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import AttributeValue, Claim, Parameters, PreparedDevice
     from vfiomgr.node.model import NodeUnit

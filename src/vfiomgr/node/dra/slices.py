@@ -8,6 +8,7 @@ which a taint was added.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from vfiomgr.units import parse_quantity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from vfiomgr.node.api_server import Object
     from vfiomgr.node.dra.model import AttributeValue, DraDevice, Pool, Taint
 

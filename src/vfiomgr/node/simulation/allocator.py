@@ -7,6 +7,7 @@ there is none, the reason is the first rule that leaves too few devices.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct, field
@@ -17,8 +18,6 @@ from vfiomgr.node.simulation.selectors import Facts, SelectorError, facts_of, qu
 from vfiomgr.units import counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from vfiomgr.node.dra.model import Consumption, DraDevice, Pool, Taint
     from vfiomgr.node.simulation.model import (
         Constraint,

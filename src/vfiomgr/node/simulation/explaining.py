@@ -6,6 +6,7 @@ request and are not published are named too, with what prevents it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,6 @@ from vfiomgr.units import counted
 from vfiomgr.users.node_agent import NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import NodeUnit

@@ -5,13 +5,11 @@ Source of the names and rules: api/resource/v1/types.go of k8s.io/api.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from vfiomgr.units import counted
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MOST_RESULTS = 32
 """Devices of a claim (AllocationResultsMaxSize)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,8 +19,6 @@ from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.node.simulation.scheduler import NodeTemplate

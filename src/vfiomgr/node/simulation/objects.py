@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 
@@ -28,7 +29,6 @@ from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Literal
 
     from vfiomgr.kata.explain.pod import PodSpec

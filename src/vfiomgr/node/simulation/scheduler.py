@@ -11,7 +11,7 @@ at random among equals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,6 @@ from vfiomgr.node.simulation.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.node.simulation.model import ChosenDevice, PodClaim, Workload
     from vfiomgr.node.simulation.selectors import Selectors

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.units import parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from vfiomgr.node.dra.model import DraDevice
 
 MOST_BYTES = 10 << 10

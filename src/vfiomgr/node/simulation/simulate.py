@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from vfiomgr.node.simulation.scheduler import Scheduler
 from vfiomgr.node.simulation.selectors import Selectors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vfiomgr.layout.model import Layout
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.node.simulation.model import SimulationResult

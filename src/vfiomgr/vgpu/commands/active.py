@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say, unknown_users
@@ -11,8 +12,6 @@ from vfiomgr.vgpu.model import describe_type
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
@@ -14,8 +15,6 @@ from vfiomgr.vgpu.completion import complete_parent, complete_vgpu
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOptions, created, removed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.vgpu.named import VgpuOutcome
 

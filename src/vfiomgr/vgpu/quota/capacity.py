@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
@@ -12,8 +13,6 @@ from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType, function_vgpu
 from vfiomgr.vgpu.quota.model import SHARED, in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, VfQuota

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -26,8 +27,6 @@ from vfiomgr.vgpu.quota.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice

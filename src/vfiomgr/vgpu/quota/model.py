@@ -8,6 +8,7 @@ number virtual functions from 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
@@ -16,8 +17,6 @@ from vfiomgr.units import GIB, MIB
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vfiomgr.pci.model import PciAddress
 
 Interface = Literal["xe", "i915", "debugfs"]
