@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.errors import InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.listing import first_of
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.errors import VfiomgrError
-
 
 Severity = Literal["blocker", "warning", "info", "ok"]
 """A blocker prevents passthrough or a plan; a warning affects some devices, or safety."""

@@ -17,25 +17,21 @@ from typing import TYPE_CHECKING, Unpack
 from vfiomgr import check, topology
 from vfiomgr import layout as layouts
 from vfiomgr import vgpu as vgpu_requests
-from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
+from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE, Override
 from vfiomgr.engine.host import ManagedHost
-from vfiomgr.errors import chosen
-from vfiomgr.passthrough.named import Bind, Reset, Unbind
+from vfiomgr.errors import VfiomgrError, chosen
+from vfiomgr.passthrough.named import Bind, BindOptions, Reset, Unbind, UnbindOptions
 from vfiomgr.paths import BOOT_ID
-from vfiomgr.pci.model import device_text
+from vfiomgr.pci.model import PciAddress, PciDevice, device_text
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
     import os
 
-    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout import requests as layout_requests
-    from vfiomgr.passthrough.named import BindOptions, UnbindOptions
     from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.pci.iommu import IommuGroup
-    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.rules.runner import Report
     from vfiomgr.topology.model import Topology
     from vfiomgr.vgpu.model import Vgpu

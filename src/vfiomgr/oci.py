@@ -12,21 +12,18 @@ from vfiomgr.containers.cdi.document import is_device_name, is_kind, read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.model import generating
 from vfiomgr.containers.oci import edit, nodes
-from vfiomgr.containers.oci.nodes import Injection, read_node
+from vfiomgr.containers.oci.nodes import ContainerRuntime, Injection, NodeForm, read_node
 from vfiomgr.documents.difference import unified
-from vfiomgr.documents.json_text import read_object
+from vfiomgr.documents.json_text import JsonDocument, read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.model import DeviceRequest
+from vfiomgr.guests.model import DeviceRequest, GuestDevice
 from vfiomgr.host.rewrite import read_own, rewrite_own
 from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.containers.oci.edit import Edit
-    from vfiomgr.containers.oci.nodes import ContainerRuntime, NodeForm
-    from vfiomgr.documents.json_text import JsonDocument
-    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

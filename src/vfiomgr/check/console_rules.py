@@ -18,14 +18,14 @@ from vfiomgr.check.console_users import (
     services,
     sessions,
 )
-from vfiomgr.check.model import command_line
+from vfiomgr.check.model import Readiness, command_line
 from vfiomgr.check.plan import RULES
 from vfiomgr.desktop.card import (
     DesktopCard,
     has_screen_driver,
     is_display,
 )
-from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding, info, problem, warning
+from vfiomgr.diagnostic import Diagnostic, Override, diagnostics_of, finding, info, problem, warning
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
@@ -46,8 +46,6 @@ from vfiomgr.units import Version
 from vfiomgr.users import desktop as programs
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Readiness
-    from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.desktop import DesktopFacts
 

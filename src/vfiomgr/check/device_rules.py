@@ -9,21 +9,19 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.check.driver_rules import gpus, of_containers
-from vfiomgr.check.model import command_line, rebuild_initramfs
+from vfiomgr.check.model import Readiness, command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, Remedy, finding, info, problem, warning
 from vfiomgr.documents.text import parse_toml
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.readiness_hints import bind_remedy
 from vfiomgr.passthrough.reset import LOST_BY_RESET, LOST_SOURCE, VENDOR_RESET_GPUS
 from vfiomgr.paths import IOMMU_UNITS
-from vfiomgr.pci.model import CLASS_VGA
+from vfiomgr.pci.model import CLASS_VGA, PciDevice
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted, size
 from vfiomgr.value import values_by_key
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Readiness
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vfiomgr import paths
 from vfiomgr.check.model import (
@@ -26,19 +26,15 @@ from vfiomgr.expressions import expression
 from vfiomgr.host import selinux
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
-from vfiomgr.messages.known import KERNEL, NVIDIA, find_messages
+from vfiomgr.messages.known import KERNEL, NVIDIA, LoggedMessage, find_messages
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.facts import firmware_ranges
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciDevice, pci_device
 from vfiomgr.persistence.facts import RELEASES, has_sdbootutil, read_manager, read_system
 
 if TYPE_CHECKING:
-    from typing import Literal
-
     from vfiomgr.check.model import ModuleState
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.messages.known import LoggedMessage
-    from vfiomgr.pci.model import PciDevice
 
 
 _PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")

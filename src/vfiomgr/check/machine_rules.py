@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.model import command_line
+from vfiomgr.check.model import Readiness, command_line
 from vfiomgr.diagnostic import Diagnostic, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Readiness
     from vfiomgr.snapshot.model import HostSnapshot
 
 _HIDE = "xen-pciback.hide"

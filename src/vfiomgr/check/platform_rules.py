@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import BOUNDS, add_line, command_line, install_modules, load_at_boot
-from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
+from vfiomgr.diagnostic import Diagnostic, Severity, finding, info, problem, warning
 from vfiomgr.expressions import expression
 from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import isolation
@@ -24,7 +24,6 @@ from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from vfiomgr.check.model import KernelModule, Readiness
-    from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vfiomgr.cli.table import Column, lines_of
-from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, most_findings
+from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, Diagnostic, most_findings
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.text import printable
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.listing import first_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.cli.options import Format
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.errors import VfiomgrError
     from vfiomgr.rules.runner import Report
 
 

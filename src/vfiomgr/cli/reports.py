@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vfiomgr.cli.options import flag
+from vfiomgr.cli.options import Format, flag
 from vfiomgr.cli.output import (
     Marked,
     labelled,
@@ -15,13 +15,11 @@ from vfiomgr.cli.output import (
     report_document,
     say,
 )
-from vfiomgr.diagnostic import READ_IT
+from vfiomgr.diagnostic import READ_IT, Severity
 from vfiomgr.listing import first_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.options import Format
-    from vfiomgr.diagnostic import Severity
     from vfiomgr.rules.runner import Report
 
 _FAILED = 1

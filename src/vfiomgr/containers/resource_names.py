@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from vfiomgr.containers.cdi.document import LABEL, is_kind
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.guests.nodes import offers
+from vfiomgr.guests.nodes import AssignableGroup, offers
 from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.guests.nodes import AssignableGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

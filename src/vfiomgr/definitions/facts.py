@@ -15,11 +15,10 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.expressions import expression
 from vfiomgr.host.text import exists, settings_of, text_of
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.model import PARAMETERS
+from vfiomgr.vgpu.model import PARAMETERS, Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.vgpu.model import Vgpu
 
 _SCRIPTS = "scripts.d"
 """A directory beside the parents, with programs that mdevctl calls."""

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, unknown_users
 from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.definitions.model import RULE, SERVICE, FunctionDefinition
+from vfiomgr.definitions.model import RULE, SERVICE, Definition, FunctionDefinition
 from vfiomgr.vgpu.commands.active import users_of
-from vfiomgr.vgpu.model import describe_type
+from vfiomgr.vgpu.model import Vgpu, describe_type
 
 if TYPE_CHECKING:
-    from vfiomgr.definitions.model import Definition
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session
-    from vfiomgr.vgpu.model import Vgpu
 
 
 _HEADINGS = ("VGPU", "PARENT", "TYPE", cut("NAME"), "START", "STATE", wrapped("ATTRIBUTES"))

@@ -34,25 +34,21 @@ from vfiomgr.definitions.model import (
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import sealed
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
 from vfiomgr.persistence.installed_layout import BOOT
 from vfiomgr.persistence.model import SANDBOX, require_plain
 from vfiomgr.persistence.steps import Part, ReplaceFile
-from vfiomgr.vgpu.capacity import by_number, gpus
-from vfiomgr.vgpu.model import PARAMETERS, types_called
+from vfiomgr.vgpu.capacity import Gpu, by_number, gpus
+from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent, VgpuType, types_called
 from vfiomgr.vgpu.placement import guess
 
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import Attributes, Definition, DefinitionFacts
-    from vfiomgr.engine.plan import Step
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 
 _HEAD = "# vfiomgr: removed with the last autostart vGPU.\n"
 _AFTER = "systemd-modules-load.service nvidia-vgpud.service nvidia-vgpu-mgr.service"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model import canonical
+from vfiomgr.definitions.model import Definition, GpuDefinition, canonical
 from vfiomgr.definitions.plan import parent_named
 from vfiomgr.definitions.requests import MissingVgpus, RestoreVgpus
 from vfiomgr.definitions.start import (
@@ -19,9 +19,9 @@ from vfiomgr.definitions.start import (
     together,
 )
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.engine.transaction import apply, once
+from vfiomgr.engine.transaction import ApplyContext, apply, once
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu.plan import gpu_locks
@@ -34,11 +34,8 @@ from vfiomgr.vgpu.plan import missing_instances
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
-    from vfiomgr.definitions.model import Definition, GpuDefinition
     from vfiomgr.engine.host import ManagedHost
-    from vfiomgr.engine.plan import Step
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

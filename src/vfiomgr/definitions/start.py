@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model import canonical, differing
+from vfiomgr.definitions.model import Definition, canonical, differing
 from vfiomgr.definitions.plan import find_type, parent_named, refuse_ambiguous, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.diagnostic import blocker, refusal, refuse
@@ -33,7 +33,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from vfiomgr.definitions.model import Definition
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType

@@ -29,11 +29,10 @@ from vfiomgr.pci.function import Function, parts_of
 from vfiomgr.pci.model import pci_device
 from vfiomgr.users.desktop import FBCON, modules_above
 from vfiomgr.users.processes import read_holders
-from vfiomgr.users.released import write_released
+from vfiomgr.users.released import ServiceUnit, write_released
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.users.released import ServiceUnit
 
 _CONSOLES = HostPath("/sys/class/vtconsole")
 _MODULES = HostPath("/sys/module")

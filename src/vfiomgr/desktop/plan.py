@@ -29,21 +29,17 @@ from vfiomgr.desktop.steps import (
     SetModules,
     SetUnit,
 )
-from vfiomgr.diagnostic import READ_IT, allow, blocker
-from vfiomgr.engine.plan import distinct
+from vfiomgr.diagnostic import READ_IT, Diagnostic, allow, blocker
+from vfiomgr.engine.plan import Step, distinct
 from vfiomgr.users import desktop as programs
-from vfiomgr.users.desktop import UserSession
-from vfiomgr.users.laptop import UNREAD_HINT
+from vfiomgr.users.desktop import DesktopFacts, DesktopProcess, UserSession
+from vfiomgr.users.laptop import UNREAD_HINT, LaptopFacts
 from vfiomgr.users.released import ReleasedCard, ServiceUnit
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.users.desktop import DesktopFacts, DesktopProcess
-    from vfiomgr.users.laptop import LaptopFacts
     from vfiomgr.users.model import DeviceUser
 
 LOCK = "desktop"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from vfiomgr.engine.plan import Exchange, Step
+from vfiomgr.engine.plan import Exchange, Step, Topic
 from vfiomgr.pci.model import DeviceIdentity, pci_device
 from vfiomgr.users.desktop import FBCON
 from vfiomgr.users.released import ReleasedCard, ServiceUnit
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Topic
 
 UNIT_DEADLINE = 150.0
 """Seconds: DefaultTimeoutStopSec= is 90, after which systemd kills what is left."""

@@ -13,14 +13,13 @@ from vfiomgr.cli.options import flag
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import printable
-from vfiomgr.engine.host import ManagedHost
+from vfiomgr.engine.host import ManagedHost, NamedRequest, Reports
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.status import Status
 
-    from vfiomgr.engine.host import NamedRequest, Reports
     from vfiomgr.engine.plan import Plan, Request, Step
     from vfiomgr.engine.run import Outcome
     from vfiomgr.snapshot.session import Session

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 from msgspec.structs import replace
 
 from vfiomgr import engine
-from vfiomgr.diagnostic import REVERSIBLE
-from vfiomgr.engine.plan import Request
+from vfiomgr.diagnostic import REVERSIBLE, Override
+from vfiomgr.engine.plan import Plan, Request, Step
 from vfiomgr.engine.registry import plan
-from vfiomgr.engine.survey import survey, unusable
+from vfiomgr.engine.survey import CutOff, Survey, survey, unusable
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
@@ -22,10 +22,7 @@ from vfiomgr.snapshot.scan import read_only_files
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.plan import Plan, Step
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.survey import CutOff, Survey
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from errno import ENOSPC
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import msgspec
 
@@ -41,8 +41,6 @@ from vfiomgr.paths import STATE
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from vfiomgr.engine.plan import Checkpoint, Plan, Request
     from vfiomgr.host.tree import HostTree
 

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Remedy, in_words
+from vfiomgr.diagnostic import Option, Remedy, in_words
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import printable
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Option
     from vfiomgr.pci.function import Purpose
-    from vfiomgr.pci.model import DeviceIdentity
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder  # noqa: TC004
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import Override, refuse
 from vfiomgr.engine.journal import Journal, unreadable
 from vfiomgr.engine.locks import hold, without_kernel
 from vfiomgr.engine.plan import Step, Topic
 from vfiomgr.engine.run import undo as undo_steps
-from vfiomgr.engine.survey import cut_off_runs, survey
-from vfiomgr.engine.transaction import apply
-from vfiomgr.engine.unfinished import Unfinished, plan_undo, read_unfinished, refuse_other_devices
+from vfiomgr.engine.survey import CutOff, cut_off_runs, survey
+from vfiomgr.engine.transaction import ApplyContext, apply
+from vfiomgr.engine.unfinished import (
+    UndoPlan,
+    Unfinished,
+    plan_undo,
+    read_unfinished,
+    refuse_other_devices,
+)
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.survey import CutOff
-    from vfiomgr.engine.transaction import ApplyContext
-    from vfiomgr.engine.unfinished import UndoPlan
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:

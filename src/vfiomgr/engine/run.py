@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from vfiomgr.engine.journal import FIRST_STEPS
+from vfiomgr.engine.journal import FIRST_STEPS, Journal
 from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step, joined
 from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.worker import Result, WorkerPool
@@ -34,7 +34,6 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.journal import Journal
     from vfiomgr.host.tree import HostTree
 
 _MOST_WORKERS = 8

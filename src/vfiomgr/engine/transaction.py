@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from vfiomgr.engine.journal import Journal, runs_so_far
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
-from vfiomgr.engine.plan import DEADLINE, Plan, Step
+from vfiomgr.engine.plan import DEADLINE, Checkpoint, Plan, Request, Step
 from vfiomgr.engine.registry import after_changes, plan, refuse_obsolete, resolve
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
-from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, unusable
+from vfiomgr.engine.survey import Survey, refuse_lost_state, settle, supersede, survey, unusable
 from vfiomgr.engine.unfinished import completed, inherited, interrupted, refuse_other_steps
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
@@ -26,8 +26,6 @@ from vfiomgr.users.uses import with_present_uses
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Checkpoint, Request
-    from vfiomgr.engine.survey import Survey
     from vfiomgr.engine.unfinished import Interrupted
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.model import DeviceUser

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse, refuse_if_any
+from vfiomgr.diagnostic import Override, refuse, refuse_if_any
 from vfiomgr.engine.journal import DIRECTORY, all_of, read_journal
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step, UndoScope, distinct
@@ -27,13 +27,11 @@ from vfiomgr.engine.registry import (
 from vfiomgr.engine.survey import CutOff, settled_in
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciDevice, pci_device
+from vfiomgr.pci.model import DeviceIdentity, PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import DeviceIdentity
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.fleet.placing import NOTHING, Request, Wanted, after, ordered, place
-from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.fleet.placing import NOTHING, Order, Request, Reserved, Wanted, after, ordered, place
+from vfiomgr.libvirt.migration.devices import Migratability, migratability_of, vgpu_migratability
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu, describe_type
 
 if TYPE_CHECKING:
     from vfiomgr.fleet.model import HostSummary
-    from vfiomgr.fleet.placing import Order, Reserved
-    from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import UnknownUsers

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
-from vfiomgr.fleet.model import natural
+from vfiomgr.fleet.model import Gpu, HostSummary, Node, natural
 from vfiomgr.units import counted, size
 from vfiomgr.value import Value, values_by_key
-
-if TYPE_CHECKING:
-    from vfiomgr.fleet.model import Gpu, HostSummary, Node
 
 Kind = Literal["gpu", "vgpu", "mig"]
 Order = Literal["pack", "spread"]

@@ -21,13 +21,12 @@ from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 from vfiomgr.vgpu.capacity import instance_users, more_of
-from vfiomgr.vgpu.model import by_start
+from vfiomgr.vgpu.model import GpuInstance, GpuMode, GpuPartition, InstanceProfile, by_start
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import GpuInstance, GpuMode, GpuPartition, InstanceProfile
 
 
 _HEADINGS = ("GPU", "VFS", "VGPU SIZES", "MIG")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, Option, Remedy, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode, SetMigInstances
@@ -23,7 +23,6 @@ from vfiomgr.vgpu.projection import with_functions, with_mode
 from vfiomgr.vgpu.steps import SetHeterogeneous, SetMig
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import (

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
-from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.engine.plan import Plan, Step, joined
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.gpu import plan
 from vfiomgr.gpu.requests import SetGpuMode, SwitchCheckpoint, SwitchGpu
@@ -28,15 +28,13 @@ from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.absence import absence
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.model import MARKS
+from vfiomgr.vgpu.model import MARKS, Vgpu
 from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
 from vfiomgr.vgpu.steps import RemoveVgpu, SetPersistence, lacks_vgpu_functions
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
 
 _NVIDIA = "nvidia"
 _USES = {

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.guests.model import GuestCell, GuestDevice, NumaCell, Reason
+from vfiomgr.guests.model import GuestCell, GuestDevice, GuestRequest, NumaCell, Reason
 from vfiomgr.pci.memory import bar_window
 from vfiomgr.units import GIB, format_cpulist, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestRequest
     from vfiomgr.pci.model import PciDevice
 
 ARM = "aarch64"

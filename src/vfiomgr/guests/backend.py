@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from vfiomgr.guests.model import GuestRequest
-from vfiomgr.rules.runner import registered
+from vfiomgr.guests.model import GuestPlan, GuestRequest
+from vfiomgr.rules.runner import Report, registered
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestPlan
-    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 Request_contra = TypeVar("Request_contra", bound=GuestRequest, contravariant=True)

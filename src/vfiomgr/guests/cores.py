@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.guests.model import Reason
+from vfiomgr.guests.model import GuestRequest, Reason
 from vfiomgr.pci.cores import unpinned
 from vfiomgr.units import counted, format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestRequest
     from vfiomgr.guests.numa import Nodes
     from vfiomgr.pci.memory import HostTopology
 

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from vfiomgr.guests.model import DeviceRequest, GuestDevice
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
-from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
+from vfiomgr.pci.model import CLASS_NETWORK, PciDevice, is_vfio_driver
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 

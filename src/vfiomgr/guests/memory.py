@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker, refusal, refuse
-from vfiomgr.guests.model import MmioWindow, Reason
+from vfiomgr.guests.model import GuestDevice, GuestRequest, MmioWindow, Reason
 from vfiomgr.pci.memory import (
     DEFAULT_WINDOW,
     TCG_BITS,
@@ -21,7 +21,6 @@ from vfiomgr.pci.memory import (
 from vfiomgr.units import GIB, MIB, size
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice, GuestRequest
     from vfiomgr.snapshot.model import HostSnapshot
 
     _Request = TypeVar("_Request", bound=GuestRequest)

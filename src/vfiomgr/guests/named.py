@@ -6,14 +6,11 @@ The options here are those that several monitors have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from vfiomgr.cli.keywords import Option, fields_of, keywords_of
+from vfiomgr.cli.keywords import Keyword, Option, fields_of, keywords_of
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import PAGES, AttachOptions, DeviceRequest, DeviceWords, NumaMode
-
-if TYPE_CHECKING:
-    from vfiomgr.cli.keywords import Keyword
 
 
 def parse_device(text: str, argument: str, words: Sequence[str]) -> DeviceRequest:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.host.owners import ROOT_ONLY
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.snapshot.model import HostSnapshot
 
 NodeKind = Literal["group", "cdev", "control", "other"]

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
-from vfiomgr.guests.model import PAGES, GuestCell, NumaCell, Reason
-from vfiomgr.pci.memory import NumaNode
+from vfiomgr.guests.model import PAGES, GuestCell, GuestDevice, GuestRequest, NumaCell, Reason
+from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.units import MIB, format_cpulist, size
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice, GuestRequest
-    from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -11,12 +11,11 @@ from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
+from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, PciDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
 _NVIDIA = "10de"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.iommufd import OTHER_KERNEL, QEMU_IOMMUFD, lacks_iommufd
-from vfiomgr.guests.model import NO_ROM, AttachOptions, QemuProperty
+from vfiomgr.guests.model import NO_ROM, AttachOptions, GuestDevice, QemuProperty
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice
 
 _SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")

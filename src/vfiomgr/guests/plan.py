@@ -11,7 +11,7 @@ from vfiomgr.guests import arm
 from vfiomgr.guests.cores import with_own_cpus
 from vfiomgr.guests.memory import needed_lock, plan_mmio_window
 from vfiomgr.guests.model import GuestCpus, GuestMemory, GuestPlan, MmioWindow
-from vfiomgr.guests.numa import lay_nodes
+from vfiomgr.guests.numa import Nodes, lay_nodes
 from vfiomgr.guests.nvlink import nvlink_notes
 from vfiomgr.guests.placement import (
     free_port_bytes,
@@ -24,7 +24,6 @@ from vfiomgr.guests.placement import (
 
 if TYPE_CHECKING:
     from vfiomgr.guests.model import Architecture, GuestDevice, GuestRequest, Reason
-    from vfiomgr.guests.numa import Nodes
     from vfiomgr.guests.placement import Buses, RootPortSlot
     from vfiomgr.snapshot.model import HostSnapshot
 

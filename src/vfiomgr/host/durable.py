@@ -12,12 +12,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOTSUP
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 from vfiomgr.expressions import expression
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 _TEMPORARY = expression(r"\.(.+)\.([1-9][0-9]{0,8})")
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, Severity, finding
 from vfiomgr.expressions import expression
-from vfiomgr.kata.facts import NAMED, VFIO_MODES
-from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, KataRelease, PciePort
+from vfiomgr.kata.facts import NAMED, VFIO_MODES, KataSettings
+from vfiomgr.kata.model import (
+    CLH_COLD_PLUG,
+    MAX_PORTS,
+    KataRelease,
+    KeyForm,
+    KeyType,
+    PciePort,
+    RuntimeName,
+)
 from vfiomgr.rules.runner import by_severity
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Severity
-    from vfiomgr.kata.facts import KataSettings
-    from vfiomgr.kata.model import KeyForm, KeyType, RuntimeName
 
 
 class CheckedFile(Value):

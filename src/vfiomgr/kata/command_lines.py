@@ -18,7 +18,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import units_of as guest_devices
-from vfiomgr.guests.model import HOST_FILE, DeviceRequest
+from vfiomgr.guests.model import HOST_FILE, DeviceRequest, GuestDevice
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration, read_settings
@@ -39,7 +39,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
-    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice

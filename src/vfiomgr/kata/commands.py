@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import click
 
@@ -23,16 +23,12 @@ from vfiomgr.containers.runtimes.named import (
 )
 from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import UsageError, forbid_alone
-from vfiomgr.kata.command_lines import RunOptions, run_command, tell_of_run
+from vfiomgr.kata.command_lines import RunCommand, RunOptions, run_command, tell_of_run
 from vfiomgr.kata.completion import complete_entry
 from vfiomgr.kata.model import DEFAULT_HANDLER, handler_configuration
 from vfiomgr.kata.named import configuration_of, require_handler, shim_of
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
-
-if TYPE_CHECKING:
-    from vfiomgr.kata.command_lines import RunCommand
-
 
 _COMMANDS = {
     "config": ("vfiomgr.kata.config_commands", "config"),

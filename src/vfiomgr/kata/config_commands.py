@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import click
 
@@ -20,14 +20,10 @@ from vfiomgr.kata.configurations import (
     planned_configuration,
     tell_of_devices,
 )
-from vfiomgr.kata.model import DROP_IN
+from vfiomgr.kata.model import DROP_IN, KataPlan
 from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.completion import complete_address, complete_host_file
 from vfiomgr.snapshot.session import Session, pass_session
-
-if TYPE_CHECKING:
-    from vfiomgr.kata.model import KataPlan
-
 
 _MACHINE = "/"
 

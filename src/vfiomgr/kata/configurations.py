@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from msgspec.structs import replace
 
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
-from vfiomgr.diagnostic import MOST_FINDINGS, refusal
+from vfiomgr.diagnostic import MOST_FINDINGS, Diagnostic, refusal
 from vfiomgr.documents.text import Malformed, parse_toml, unsealed
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.expressions import expression
@@ -52,7 +52,7 @@ from vfiomgr.kata.plan import plan_config
 from vfiomgr.listing import first_of, listed
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.rules.runner import by_severity
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
@@ -61,9 +61,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
     from tomlkit.items import Table
 
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.model import KataInstallation, KataRelease, KeyValue
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.source import HostSource
 
 _FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.runtimes.location import require_file, require_program
 from vfiomgr.diagnostic import blocker, refusal, refuse
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import check_guest_image
@@ -26,7 +26,6 @@ from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
-    from vfiomgr.errors import Refusal
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.rules.runner import Report

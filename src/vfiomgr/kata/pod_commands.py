@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 import click
 
 from vfiomgr.cli.keywords import Keywords, Option, keywords_of
-from vfiomgr.cli.options import READING, declared, flag, session_options, typed_options
+from vfiomgr.cli.options import READING, Format, declared, flag, session_options, typed_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.guests.model import HOST_FILE
@@ -20,7 +20,6 @@ from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.options import Format
     from vfiomgr.kata.kubernetes import PodRequest
 
 

@@ -37,14 +37,13 @@ from vfiomgr.kata.model import (
 )
 from vfiomgr.kata.plan import GPU_MEMORY_MIB, recommended_overhead_mib
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.units import mebibytes
 from vfiomgr.users.node_agent import find_status
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.kata.kubernetes import Workload
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.desktop.card import is_display
-from vfiomgr.diagnostic import blocker, diagnostics_of, refusal, refuse, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, diagnostics_of, refusal, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans
@@ -20,13 +20,11 @@ from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind, plan_unbind
 from vfiomgr.passthrough.readiness_hints import as_commands
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.users.laptop import UNREAD_HINT
+from vfiomgr.users.laptop import UNREAD_HINT, GraphicsSwitch
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.users.laptop import GraphicsSwitch
 
     _Planner = Callable[[HostSnapshot, PciDevice | None], Plan]
 

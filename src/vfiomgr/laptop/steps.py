@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vfiomgr.engine.plan import Exchange, Request, UndoEffects
+from vfiomgr.engine.plan import Exchange, Request, Topic, UndoEffects
 from vfiomgr.engine.registry import reports_undo
 from vfiomgr.paths import PCI_RESCAN, HostPath, echo
 from vfiomgr.pci.model import CLASS_DISPLAY, DeviceIdentity, PciAddress, PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Topic
     from vfiomgr.snapshot.model import HostSnapshot
 
 LaptopMode = Literal["integrated", "hybrid", "vfio", "discrete"]

@@ -11,21 +11,19 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.host.kernel import parameters
 from vfiomgr.layout.parts import Difference
 from vfiomgr.pci.drivers import parse_pci_ids
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.vgpu.model import adoption_mark, mark_file
+from vfiomgr.vgpu.model import Vgpu, adoption_mark, mark_file
 from vfiomgr.vgpu.steps import AdoptVgpu
 
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import VgpuDefinition
-    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.model import Vgpu
 
 
 def _definition(host: HostSnapshot, vgpu: Vgpu) -> VgpuDefinition | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.documents.text import TextFile
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout import adopt
 from vfiomgr.layout.compare import binds, compare
@@ -54,7 +54,6 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOCK = "layout"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse_if_any
-from vfiomgr.engine.plan import FIRST, LAST, Plan, distinct
+from vfiomgr.diagnostic import Diagnostic, Option, OptionName, Remedy, blocker, refuse_if_any
+from vfiomgr.engine.plan import FIRST, LAST, Plan, Step, distinct
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import adopt, functions, vgpus
 from vfiomgr.layout.model import (
@@ -43,9 +43,9 @@ from vfiomgr.layout.parts import (
 )
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
 from vfiomgr.passthrough.plan import ends_at_reboot, goes_along
-from vfiomgr.passthrough.steps import AwaitVfioNode
+from vfiomgr.passthrough.steps import AwaitVfioNode, Bind
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence.installed_layout import RECORD, layout_name
 from vfiomgr.persistence.steps import LoadModule, ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
@@ -62,12 +62,8 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Option, OptionName
-    from vfiomgr.engine.plan import Step
     from vfiomgr.host.owners import NodeAccess
     from vfiomgr.layout.model import Rule
-    from vfiomgr.passthrough.steps import Bind
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
     Holders = Mapping[PciAddress, RuleMatch]

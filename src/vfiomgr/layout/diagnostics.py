@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import Struct, field
 
-from vfiomgr.diagnostic import OVERRIDES, Diagnostic, flaw
+from vfiomgr.diagnostic import OVERRIDES, Diagnostic, Position, flaw
 from vfiomgr.layout.model import (
     UNKNOWABLE,
     VERSION,
@@ -34,7 +34,6 @@ from vfiomgr.users.model import Monitor
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from vfiomgr.diagnostic import Position
     from vfiomgr.documents.text import Located
     from vfiomgr.layout.model import Rule
 

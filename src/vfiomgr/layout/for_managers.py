@@ -24,15 +24,13 @@ from vfiomgr.expressions import expression
 from vfiomgr.layout.document import quoted, yaml_text
 from vfiomgr.layout.from_host import settings_of
 from vfiomgr.pci.drivers import PLAIN
-from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.units import counted
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.model import describe_type
+from vfiomgr.vgpu.model import Vgpu, describe_type
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
 
 Manager = Literal["nova", "kubevirt", "proxmox", "incus"]
 MANAGERS: tuple[Manager, ...] = get_args(Manager)

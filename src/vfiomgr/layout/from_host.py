@@ -16,8 +16,8 @@ from vfiomgr.layout.selectors import by_model
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.drivers import PLAIN
 from vfiomgr.persistence.plan import accesses
-from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.model import PARAMETERS, types_called
+from vfiomgr.vgpu.capacity import Gpu, gpus
+from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuType, types_called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.owners import NodeAccess
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.model import Vgpu, VgpuType
 
     _Rule = dict[str, Any]
 

@@ -14,7 +14,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.host.owners import ROOT_ONLY
-from vfiomgr.layout.model import OnDemandRule, SriovRule
+from vfiomgr.layout.model import Layout, OnDemandRule, PassthroughRule, SriovRule
 from vfiomgr.layout.parts import (
     Change,
     Difference,
@@ -34,7 +34,6 @@ from vfiomgr.units import counted
 from vfiomgr.vgpu.steps import RunSriovManage
 
 if TYPE_CHECKING:
-    from vfiomgr.layout.model import Layout, PassthroughRule
     from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

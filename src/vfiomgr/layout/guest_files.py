@@ -11,18 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress
+from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, PciDevice
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
 
 _HOSTPCI = expression(r"(?m)^hostpci\d+:")
 _MAPPING = expression(r"(?m)^\s+map\s.*\bpath=")

@@ -31,7 +31,7 @@ from vfiomgr.layout.model import (
     VgpuRule,
 )
 from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.layout.vgpu_device_manager import layouts_of
+from vfiomgr.layout.vgpu_device_manager import VgpuConfigs, layouts_of
 from vfiomgr.pci.drivers import PciIdEntry, parse_pci_ids
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, PciDevice, is_vfio_driver
@@ -42,7 +42,6 @@ from vfiomgr.vgpu.model import PARAMETERS
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.layout.model import Rule
-    from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
     from vfiomgr.snapshot.model import HostSnapshot
 
 Boards = frozenset[PciAddress] | Literal["all"]

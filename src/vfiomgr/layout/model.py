@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import core_schema
+from pydantic_core import CoreSchema, core_schema
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.expressions import expression
@@ -36,7 +36,6 @@ from vfiomgr.vgpu.steps import Strategy
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
 _SIZE_PATTERN = r"^\s*[0-9]+[MGTmgt]([Ii]?[Bb])?\s*$"
 _SIZE = expression(_SIZE_PATTERN)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker, diagnostics_of
+from vfiomgr.diagnostic import Diagnostic, Override, blocker, diagnostics_of
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.gpu.plan import vgpus_on
 from vfiomgr.gpu.requests import SwitchCheckpoint
 from vfiomgr.layout.model import HostRule, OnDemandRule, Rule, SriovRule, VgpuRule, WholeRule
-from vfiomgr.layout.requests import ApplyLayout, LayoutCheckpoint
+from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
@@ -21,10 +21,8 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
     from vfiomgr.host.owners import NodeOwner
     from vfiomgr.layout.model import Layout, Selector
-    from vfiomgr.layout.requests import FunctionBefore
     from vfiomgr.vgpu.model import InstancePlace
 
 _Thing = TypeVar("_Thing")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import Override, refuse
 from vfiomgr.engine import unfinished
 from vfiomgr.engine.journal import names, read_journal
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import checks, plans
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.layout.requests import ApplyLayout, RevertLayout
@@ -20,8 +20,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, kept_from_leaving
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.plan import Step
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
 

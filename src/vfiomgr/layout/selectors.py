@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.layout.model import Selector
 from vfiomgr.layout.parts import matching
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, PciDevice
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
     _Rule = dict[str, Any]

@@ -18,7 +18,7 @@ from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.layout import adopt
-from vfiomgr.layout.model import VgpuRequest
+from vfiomgr.layout.model import VgpuRequest, VgpuRule
 from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, use_of
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
@@ -27,15 +27,13 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
-from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent
+from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.placement import find_parents, serving
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
-    from vfiomgr.layout.model import VgpuRule
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import VgpuType
 
     Kept = Iterable[tuple[VgpuRequest, Vgpu]]
 

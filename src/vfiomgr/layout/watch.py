@@ -14,9 +14,9 @@ from msgspec.structs import astuple, replace
 
 from vfiomgr.diagnostic import Diagnostic, refusal
 from vfiomgr.engine.locks import require_rights
-from vfiomgr.engine.transaction import apply, scan_for, slots_with_serials
+from vfiomgr.engine.transaction import ApplyContext, apply, scan_for, slots_with_serials
 from vfiomgr.errors import HostError, StillDiffers, VfiomgrError
-from vfiomgr.layout.compare import compare
+from vfiomgr.layout.compare import Comparison, compare
 from vfiomgr.layout.parts import Difference
 from vfiomgr.snapshot.health import keep_health
 from vfiomgr.snapshot.keeping import KeptSnapshot
@@ -25,9 +25,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.host.udev import DeviceEvents
-    from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.snapshot.model import HostSnapshot
 

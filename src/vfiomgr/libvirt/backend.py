@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.guests.iommufd import NO_BACKEND, backend_for, is_supported_by_kernel
+from vfiomgr.guests.iommufd import NO_BACKEND, VfioBackend, backend_for, is_supported_by_kernel
 from vfiomgr.libvirt.build.plan import plan_domain
 from vfiomgr.libvirt.releases import IOMMUFD
 from vfiomgr.libvirt.xml import render
@@ -16,7 +16,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.iommufd import VfioBackend
     from vfiomgr.guests.model import GuestDevice
     from vfiomgr.libvirt.build.model import DomainPlan, DomainRequest
     from vfiomgr.libvirt.versions import Versions

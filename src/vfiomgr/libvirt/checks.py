@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from vfiomgr.documents.text import source_of
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
-from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
-from vfiomgr.libvirt.migration.plan import check
+from vfiomgr.libvirt.migration.devices import Migratability, migratability_of, vgpu_migratability
+from vfiomgr.libvirt.migration.plan import MigrationReport, check
 from vfiomgr.libvirt.preflight.command_line import with_arguments
 from vfiomgr.libvirt.preflight.desktop import named_files
 from vfiomgr.libvirt.preflight.desktop_files import read_desktop
@@ -25,8 +25,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.migration.devices import Migratability
-    from vfiomgr.libvirt.migration.plan import MigrationReport
     from vfiomgr.libvirt.model import Domain, Hypervisor
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.rules.runner import Report

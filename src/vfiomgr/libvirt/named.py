@@ -30,13 +30,12 @@ from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE
-from vfiomgr.pci.model import device_text
+from vfiomgr.pci.model import PciAddress, device_text
 
 if TYPE_CHECKING:
     from vfiomgr.guests.iommufd import VfioBackend
     from vfiomgr.libvirt.build.model import DomainPlan
     from vfiomgr.libvirt.model import GuestHostdev
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 

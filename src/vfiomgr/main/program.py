@@ -8,17 +8,13 @@ import sys
 import warnings
 from importlib import import_module
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr import __version__
-from vfiomgr.cli.options import LazyGroup, Options, prepare, session_options
+from vfiomgr.cli.options import Format, LazyGroup, Options, prepare, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document, say
 from vfiomgr.errors import VfiomgrError
-
-if TYPE_CHECKING:
-    from vfiomgr.cli.options import Format
 
 _COMMANDS = {
     "list": ("vfiomgr.main.commands.list", "list_devices"),

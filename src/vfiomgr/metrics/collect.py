@@ -16,12 +16,12 @@ from vfiomgr.metrics.facts import (
     read_units,
     render_known_devices,
 )
-from vfiomgr.metrics.model import DEVICES, CheckFacts
+from vfiomgr.metrics.model import DEVICES, CheckFacts, KnownDevice
 from vfiomgr.metrics.samples import measured_devices
 from vfiomgr.metrics.timer import LOCK
 from vfiomgr.pci.capabilities import SLEEPING
 from vfiomgr.pci.error_counters import read_health
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
 from vfiomgr.persistence.facts import read_named
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
@@ -29,8 +29,6 @@ from vfiomgr.snapshot.health import keep_health
 from vfiomgr.vgpu.reader import with_gpu_modes
 
 if TYPE_CHECKING:
-    from vfiomgr.metrics.model import KnownDevice
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.snapshot.values import Holder

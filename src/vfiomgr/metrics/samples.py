@@ -7,19 +7,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from vfiomgr import __version__
-from vfiomgr.pci.model import is_address
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.snapshot.health import LANE_SAVERS
-from vfiomgr.snapshot.values import DeviceState
-from vfiomgr.vgpu.capacity import gpus, rooms
+from vfiomgr.snapshot.values import DeviceState, Holder
+from vfiomgr.vgpu.capacity import Gpu, gpus, rooms
 
 if TYPE_CHECKING:
     from vfiomgr.metrics.model import CheckFacts, KnownDevice, Sample
     from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.error_counters import HealthFacts
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.values import Holder
-    from vfiomgr.vgpu.capacity import Gpu
     from vfiomgr.vgpu.model import Vgpu
 
 _TRANSFERS = 1_000_000_000

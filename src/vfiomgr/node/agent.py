@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.notifying import notify, watchdog_seconds
@@ -18,24 +18,20 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed, stuck_in
 from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.metrics import AgentMetrics
-from vfiomgr.node.model import Inventory
+from vfiomgr.node.model import Inventory, NodeUnit
 from vfiomgr.node.offers import LONGEST, Offers, Quarantine
 from vfiomgr.node.pages import AgentPages
 from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.processes import Scanning
 from vfiomgr.node.serving import Listing, ServedResource
-from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, remove_stale
+from vfiomgr.node.sockets import PREFIX, DirectoryChanges, DirectoryLock, Stamp, remove_stale
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.node.dra.driver import Driver
     from vfiomgr.node.events import Events
     from vfiomgr.node.messages import AgentSettings, Report
-    from vfiomgr.node.model import NodeUnit
-    from vfiomgr.node.sockets import Stamp
 
 _AFTER_ALLOCATION = 5.0
 """Seconds until the kubelet is asked which pod has received a device."""

@@ -34,12 +34,11 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import CONTROL, IOMMU
 from vfiomgr.node.health import UNUSABLE, is_unusable
 from vfiomgr.node.messages import read_record, write_record
-from vfiomgr.node.model import Answer
+from vfiomgr.node.model import Answer, Consumer, Inventory, NodeResource, NodeUnit
 from vfiomgr.paths import RUNTIME, VFIO_CDEVS, HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.model import Consumer, Inventory, NodeResource, NodeUnit
 
 
 _ANNOTATION = "cdi.k8s.io/vfiomgr_"

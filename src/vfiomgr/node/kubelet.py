@@ -26,11 +26,9 @@ from google.protobuf.message_factory import GetMessageClass
 from vfiomgr.errors import HostError
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.rpc import CallError, Message, call
-from vfiomgr.node.sockets import stamp_of
+from vfiomgr.node.sockets import Stamp, stamp_of
 
 if TYPE_CHECKING:
-    from vfiomgr.node.sockets import Stamp
-
     Key = tuple[str, str]
     """The name of a resource, and the ID of a device."""
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX
 from vfiomgr.expressions import expression
 from vfiomgr.kata.explain.facts import read_handlers
-from vfiomgr.node.model import FEATURES
+from vfiomgr.node.model import FEATURES, Inventory
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.model import Inventory
     from vfiomgr.snapshot.model import HostSnapshot
 
 LABELS = FEATURES / "vfiomgr"

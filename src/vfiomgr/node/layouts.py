@@ -13,15 +13,13 @@ from msgspec.structs import replace
 
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.layout.document import choose_layout, read_layouts
-from vfiomgr.layout.model import HostRule, OnDemandRule, PassthroughRule, SriovRule
-from vfiomgr.layout.parts import select
+from vfiomgr.layout.model import HostRule, Layout, OnDemandRule, PassthroughRule, Rule, SriovRule
+from vfiomgr.layout.parts import RuleMatch, select
 from vfiomgr.node.model import NodeSettings, OnDemand, ResourceRule
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.layout.model import Layout, Rule
-    from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from vfiomgr.errors import Refusal
-from vfiomgr.metrics.model import SHARED_METRICS, Families
+from vfiomgr.metrics.model import SHARED_METRICS, Families, Sample
 from vfiomgr.metrics.render import openmetrics_of, render_openmetrics
 from vfiomgr.metrics.samples import device_samples, group_samples, vgpu_samples
 from vfiomgr.pci.error_counters import HealthFacts
@@ -29,7 +29,6 @@ from vfiomgr.pci.error_counters import HealthFacts
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-    from vfiomgr.metrics.model import Sample
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.snapshot.model import HostSnapshot
 

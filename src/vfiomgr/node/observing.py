@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.paths import PCI_DEVICES
+from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.error_counters import HealthFacts, read_health, with_present_fatal
 from vfiomgr.pci.function import address_in
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
-    from vfiomgr.paths import HostPath
     from vfiomgr.users.model import DeviceUser, HostUse
     from vfiomgr.vgpu.model import Vgpu
 

@@ -11,26 +11,23 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Remedy, blocker, diagnostics_of
+from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, diagnostics_of
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.nodes import AssignableGroup, default_form, node_access, node_paths
-from vfiomgr.node.model import NodeUnit, OnDemand
+from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit, OnDemand
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import drivers_for
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, PciDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.model import Inventory, NodeSettings
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.model import Monitor
 

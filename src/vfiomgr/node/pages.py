@@ -14,7 +14,7 @@ import msgspec
 from vfiomgr.errors import UsageError
 from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.metrics import CONTENT_TYPE
-from vfiomgr.node.sockets import Clients, cut, refuse_served, stamp_of
+from vfiomgr.node.sockets import Clients, Stamp, cut, refuse_served, stamp_of
 from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.value import Value
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vfiomgr.node.agent import Agent
     from vfiomgr.node.messages import AgentSettings
     from vfiomgr.node.model import NodeUnit
-    from vfiomgr.node.sockets import Stamp
 
     Page = Callable[[str], Awaitable["Response"]]
     """Answers a request; the text is its body."""

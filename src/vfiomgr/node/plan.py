@@ -40,7 +40,7 @@ from vfiomgr.node.model import (
 )
 from vfiomgr.node.on_demand import on_demand_units
 from vfiomgr.passthrough import guards
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
 from vfiomgr.value import Value
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 

@@ -9,12 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.node.kubelet import NoAnswer, pod_devices
-from vfiomgr.node.sockets import stamp_of
+from vfiomgr.node.sockets import Stamp, stamp_of
 
 if TYPE_CHECKING:
     from vfiomgr.node.kubelet import ClaimUse, Key
     from vfiomgr.node.model import Inventory
-    from vfiomgr.node.sockets import Stamp
 
 _FRESH = 1.0
 """Seconds until an answer is too old; only a kubelet that starts is asked more often."""

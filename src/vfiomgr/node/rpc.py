@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from google.protobuf.message import DecodeError
 from grpclib.client import Channel, UnaryUnaryMethod
@@ -16,12 +16,10 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server as BaseServer
+from grpclib.server import Stream
 from h2.exceptions import ProtocolError
 
 from vfiomgr.node.sockets import Clients, cut
-
-if TYPE_CHECKING:
-    from grpclib.server import Stream
 
 Message = Any
 """A message, or its class: built at run time, so that a type checker does not know its fields."""

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.resource_names import qualified
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.host.udev import DeviceChanges
+from vfiomgr.host.udev import DeviceChanges, DeviceEvents
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.health import HealthContext, users_of
 from vfiomgr.node.labels import LABELS, kata_handlers, write_labels
 from vfiomgr.node.messages import ClaimFacts, Question, Report, Settings, read, send
-from vfiomgr.node.observing import GpuModes, Observer, forgiven
+from vfiomgr.node.observing import GpuModes, Observed, Observer, forgiven
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.on_demand import with_uuids
 from vfiomgr.node.plan import inventory
@@ -36,11 +36,9 @@ from vfiomgr.users.processes import runs_guest
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
-    from vfiomgr.node.observing import Observed
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 

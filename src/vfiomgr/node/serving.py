@@ -29,16 +29,14 @@ from vfiomgr.node.kubelet import (
     kubelet_stamp,
     register,
 )
-from vfiomgr.node.rpc import Server, end_call, service
-from vfiomgr.node.sockets import PREFIX, cut, quoted_name, stamp_of
+from vfiomgr.node.rpc import Message, Methods, Server, end_call, service
+from vfiomgr.node.sockets import PREFIX, Stamp, cut, quoted_name, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
-    from vfiomgr.node.rpc import Message, Methods
-    from vfiomgr.node.sockets import Stamp
 
     Verify = Callable[[str, tuple[str, ...]], Awaitable[None]]
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""

@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping
 from errno import EACCES, EPERM, EROFS
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import diagnostics_of, warning
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of, warning
 from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
-from vfiomgr.node.messages import BINDER, Problem
+from vfiomgr.node.messages import BINDER, Problem, Question
 from vfiomgr.paths import PCI_DEVICES
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
-    from vfiomgr.node.messages import Question
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.snapshot.model import HostSnapshot
 

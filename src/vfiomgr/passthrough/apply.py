@@ -43,7 +43,7 @@ from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.capabilities import kept_by_reset, read_config, slot_with_power
 from vfiomgr.pci.facts import read_identity
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, group_number, read_group
-from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver, pci_device
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address, is_vfio_driver, pci_device
 
 if TYPE_CHECKING:
     from vfiomgr.engine.verified_write import Operation
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.steps import BusFunction
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.drivers import DriverState
-    from vfiomgr.pci.model import DeviceIdentity
 
 NODE_DEADLINE = 10.0
 """Seconds. devtmpfs creates the node immediately; udev may take longer."""

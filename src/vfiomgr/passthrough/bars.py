@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.verified_write import explaining
 from vfiomgr.errors import HostError
-from vfiomgr.pci.bars import offered_sizes, short_size
+from vfiomgr.pci.bars import BarSize, offered_sizes, short_size
 from vfiomgr.pci.function import present_bars
-from vfiomgr.pci.model import is_vfio_driver, pci_device
+from vfiomgr.pci.model import Bar, PciAddress, PciDevice, is_vfio_driver, pci_device
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.passthrough.steps import Bind
-    from vfiomgr.pci.bars import BarSize
     from vfiomgr.pci.drivers import DriverState
-    from vfiomgr.pci.model import Bar, PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 _FIRST = Version(6, 1)

@@ -10,7 +10,7 @@ from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import listed
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.iommu import acs_redirect_words
-from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
 from vfiomgr.snapshot.hardware import (
     direct_mapping,
     gets_group_late,
@@ -21,7 +21,6 @@ from vfiomgr.snapshot.hardware import (
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

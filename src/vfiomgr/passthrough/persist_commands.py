@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from vfiomgr import passthrough
@@ -13,12 +11,9 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.engine.changes import change
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.reserve import Reserve
-from vfiomgr.persistence.named import persisted, program_for_units
+from vfiomgr.persistence.named import PersistedFunction, persisted, program_for_units
 from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 from vfiomgr.snapshot.session import Session, pass_session
-
-if TYPE_CHECKING:
-    from vfiomgr.persistence.named import PersistedFunction
 
 _PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "RESERVED", "NOW")
 

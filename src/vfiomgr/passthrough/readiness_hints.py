@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Override, Remedy, diagnostics_of
+from vfiomgr.diagnostic import Diagnostic, Option, Override, Remedy, diagnostics_of
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.passthrough.plan import plan_bind
 from vfiomgr.passthrough.steps import Bind
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic, Option
     from vfiomgr.engine.plan import Plan
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

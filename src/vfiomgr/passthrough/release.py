@@ -26,15 +26,13 @@ from vfiomgr.desktop.plan import (
     without_released,
 )
 from vfiomgr.desktop.steps import RecordRelease, SetModules
-from vfiomgr.diagnostic import allow, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, allow, blocker, refuse_if_any
 from vfiomgr.engine.plan import LAST, Plan, distinct
-from vfiomgr.passthrough.steps import SaveOriginalState
+from vfiomgr.passthrough.steps import Bind, SaveOriginalState
 from vfiomgr.users.released import RELEASED, START_YOURSELF
 
 if TYPE_CHECKING:
     from vfiomgr.desktop.plan import Release
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -6,11 +6,11 @@ from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.desktop.card import is_display
-from vfiomgr.diagnostic import blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, Request, distinct
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import UsageError
-from vfiomgr.pci.model import CLASS_AUDIO, PciAddress
+from vfiomgr.pci.model import CLASS_AUDIO, PciAddress, PciDevice
 from vfiomgr.persistence.plan import LOCK
 from vfiomgr.persistence.reservation import (
     Reservation,
@@ -23,8 +23,6 @@ from vfiomgr.persistence.systems import lost_files
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, Remedy, allow, blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Override, Remedy, allow, blocker, refusal, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.listing import listed
 from vfiomgr.passthrough import guards
@@ -24,15 +24,12 @@ from vfiomgr.passthrough.steps import (
     SetResetMethod,
 )
 from vfiomgr.pci.bars import BarSize
-from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
+from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS, Offer, ResetMethod
 from vfiomgr.pci.drivers import DriverState, handles_resets
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.plan import Step
     from vfiomgr.passthrough.steps import Bind
-    from vfiomgr.pci.capabilities import Offer, ResetMethod
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

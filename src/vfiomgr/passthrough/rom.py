@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.locks import require_rights
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.verified_write import becomes_true
 from vfiomgr.errors import HostError
 from vfiomgr.passthrough import guards
-from vfiomgr.pci.model import pci_device
-from vfiomgr.pci.option_rom import BIOS, BLOCK, EFI, OptionRom
+from vfiomgr.pci.model import PciAddress, PciDevice, pci_device
+from vfiomgr.pci.option_rom import BIOS, BLOCK, EFI, OptionRom, RomImage
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.pci.option_rom import RomImage
     from vfiomgr.snapshot.model import HostSnapshot
 
 SAVE_ELSEWHERE = (

@@ -31,13 +31,12 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.persistence.facts import read_rules, rules_changed
-from vfiomgr.persistence.model import SWEPT
+from vfiomgr.persistence.model import SWEPT, PersistedBinding
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.source import HostSource
 
 

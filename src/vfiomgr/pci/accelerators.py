@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.capabilities import CONFIG_END, extended_capabilities, word
-from vfiomgr.pci.model import PciAddress, pci_device
+from vfiomgr.pci.model import PciAddress, PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
 
 COMPUTE_PARTITION = "current_compute_partition"
 """The attribute of GPUs that can be divided: SPX, DPX, TPX, QPX or CPX (amdgpu_gfx.c)."""

@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
 from vfiomgr.expressions import expression
-from vfiomgr.paths import PCI_SLOTS
-from vfiomgr.pci.model import PciAddress, pci_device
+from vfiomgr.paths import PCI_SLOTS, HostPath
+from vfiomgr.pci.model import PciAddress, PciDevice, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import PciDevice
 
 CONFIG_END = 0x1000
 """Bytes of configuration space; only root can read more than 64."""

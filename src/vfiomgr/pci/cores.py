@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vfiomgr.pci.memory import CPUS
+from vfiomgr.pci.memory import CPUS, HostTopology
 from vfiomgr.units import parse_cpulist
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.memory import HostTopology
 
 Sets = tuple[tuple[int, ...], ...]
 _THREADS = "topology/thread_siblings_list"

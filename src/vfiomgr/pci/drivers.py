@@ -17,13 +17,12 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import MODULE_DIRECTORIES, STATE, HostPath
 from vfiomgr.pci.bars import BarSize
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, is_address
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
 
 PLAIN = "vfio-pci"
 """The driver for any function."""

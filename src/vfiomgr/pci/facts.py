@@ -20,7 +20,7 @@ from vfiomgr import paths
 from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
-from vfiomgr.host.bounded import in_parts
+from vfiomgr.host.bounded import AttributeReader, in_parts
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
@@ -59,7 +59,6 @@ from vfiomgr.pci.model import (
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.host.bounded import AttributeReader
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.names import Names
 

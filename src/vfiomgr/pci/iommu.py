@@ -14,14 +14,12 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.kernel import parameters
 from vfiomgr.host.text import text_of
-from vfiomgr.paths import vfio_group_node
-from vfiomgr.pci.model import is_address
+from vfiomgr.paths import HostPath, vfio_group_node
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import PciDevice
 
 
 HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})

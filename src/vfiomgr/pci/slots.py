@@ -8,12 +8,8 @@ drivers/iommu/iommu.c joins only functions without ACS). The functions of a grap
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY
-
-if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import CLASS_AUDIO, CLASS_DISPLAY, PciDevice
 
 _OF_GRAPHICS_CARD = (CLASS_DISPLAY, CLASS_AUDIO, "0c03", "0c80")
 """A second display controller, audio, USB, and the controller of USB-C (UCSI)."""

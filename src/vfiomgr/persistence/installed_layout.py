@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker, refuse
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.text import parse_json, sealed
 from vfiomgr.expressions import expression
@@ -16,7 +16,6 @@ from vfiomgr.persistence.model import SANDBOX, UNITS, render_rule, require_plain
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.model import HostSnapshot

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import TextFile, parse_json, sealed
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
-from vfiomgr.host.owners import NodeFact, NodeOwner
+from vfiomgr.host.owners import NodeAccess, NodeFact, NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.host.owners import NodeAccess
 
 RULES = HostPath("/etc/udev/rules.d")
 DRIVERCTL = HostPath("/etc/driverctl.d")

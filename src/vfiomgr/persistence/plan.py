@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
-from vfiomgr.host.owners import ROOT_ONLY
-from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, vfio_group_node
-from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
+from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath, vfio_group_node
+from vfiomgr.pci.model import PciAddress, PciDevice, is_vfio_driver
 from vfiomgr.persistence.installed_layout import (
     layout_name,
     of_layout,
@@ -48,10 +48,7 @@ from vfiomgr.persistence.steps import (
 from vfiomgr.persistence.systems import lost_rules, why_lost
 
 if TYPE_CHECKING:
-    from vfiomgr.host.owners import NodeAccess, NodeOwner
     from vfiomgr.passthrough.steps import Bind, Unbind
-    from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.model import DriverctlOverride, Initramfs
     from vfiomgr.persistence.steps import Bindings, FileChange
     from vfiomgr.snapshot.model import HostSnapshot

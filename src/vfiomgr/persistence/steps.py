@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
-from vfiomgr.engine.plan import DEADLINE, Exchange, Request, Step
+from vfiomgr.engine.plan import DEADLINE, Exchange, Request, Step, Topic
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device, vfio_group_node_text
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Topic
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker, refuse
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.persistence.model import FileFacts
     from vfiomgr.snapshot.model import HostSnapshot

@@ -7,25 +7,22 @@ hw/pci-bridge/pcie_root_port.c and hw/pci-bridge/pci_expander_bridge.c.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.guests.arm import ARM
-from vfiomgr.guests.model import NO_ROM
+from vfiomgr.guests.model import (
+    NO_ROM,
+    GuestAddress,
+    GuestBus,
+    GuestCell,
+    GuestDevice,
+    GuestPlan,
+    GuestRequest,
+)
 from vfiomgr.guests.options import qemu_properties
 from vfiomgr.paths import MDEV_DEVICES
 from vfiomgr.qemu.model import QemuArgument, properties_of, text_of
 from vfiomgr.units import MIB, format_cpulist, parse_cpulist
-
-if TYPE_CHECKING:
-    from vfiomgr.guests.model import (
-        GuestAddress,
-        GuestBus,
-        GuestCell,
-        GuestDevice,
-        GuestPlan,
-        GuestRequest,
-    )
 
 _ROOT = "pcie.0"
 _IOMMUFD = "iommufd0"

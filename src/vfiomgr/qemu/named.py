@@ -21,7 +21,7 @@ from vfiomgr.guests.iommufd import (
     is_supported_by_kernel,
     with_iommufd,
 )
-from vfiomgr.guests.model import Acceleration, Firmware, GuestRequest
+from vfiomgr.guests.model import Acceleration, Firmware, GuestDevice, GuestRequest
 from vfiomgr.guests.named import (
     AddressBits,
     FixedAperture,
@@ -34,13 +34,11 @@ from vfiomgr.guests.versions import QEMU_EXAMPLE, given_version, version_of_host
 from vfiomgr.guests.waiting import note_unbound
 from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.pci.guest_support import QEMU
-from vfiomgr.pci.model import device_text
+from vfiomgr.pci.model import PciAddress, device_text
 from vfiomgr.qemu.backend import QemuBackend
 from vfiomgr.units import memory_bytes
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.qemu.model import QemuPlan
     from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot

@@ -21,7 +21,7 @@ from vfiomgr.pci.drivers import PLAIN, read_variants
 from vfiomgr.pci.function import identifiers_of
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_BRIDGE, CLASS_DISPLAY, is_address
 from vfiomgr.pci.names import Names
-from vfiomgr.snapshot.session import session_of
+from vfiomgr.snapshot.session import Session, session_of
 
 if TYPE_CHECKING:
     import click
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vfiomgr.cli.options import Describe, Items
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.snapshot.session import Session
 
 _LIBVIRT = "pci_"
 _FIRST = (CLASS_DISPLAY, CLASS_ACCELERATOR)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import listed
-from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY
+from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, Bar, PciDevice
 from vfiomgr.units import MIB, Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import Bar, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 _WINDOW = 256 * MIB

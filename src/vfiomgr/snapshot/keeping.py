@@ -23,11 +23,11 @@ from msgspec.structs import replace
 from vfiomgr.expressions import expression
 from vfiomgr.host.bounded import AttributeReader
 from vfiomgr.host.owners import NodeFact
-from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.pci import capabilities, drivers, iommu
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, address_in
-from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, is_address, pci_device
+from vfiomgr.pci.model import CLASS_DISPLAY, PciAddress, PciDevice, is_address, pci_device
 from vfiomgr.pci.names import Names
 from vfiomgr.snapshot import scan
 from vfiomgr.value import Value
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.host.udev import DeviceEvents
-    from vfiomgr.paths import HostPath
     from vfiomgr.pci.iommu import IommuGroup
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.quota.model import GpuQuotas
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UnknownDevice, UsageError
-from vfiomgr.pci.model import PciAddress, identifiers_in
+from vfiomgr.pci.model import PciAddress, PciDevice, identifiers_in
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 UNIDENTIFIED = "no modalias, and no vendor, device and class"

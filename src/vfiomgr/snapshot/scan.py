@@ -14,10 +14,10 @@ from vfiomgr.containers.cdi.facts import list_cdi_files, read_cdi_files
 from vfiomgr.definitions.facts import read_definitions
 from vfiomgr.host.kernel import KernelFacts, read_kernel
 from vfiomgr.listing import listed
-from vfiomgr.paths import BOOT_ID, PCI_DEVICES, PCI_DRIVERS
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, PCI_DRIVERS, HostPath
 from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory
 from vfiomgr.pci import facts as pci_facts
-from vfiomgr.pci.function import Functions, touched_by
+from vfiomgr.pci.function import Functions, Purpose, touched_by
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence.facts import (
@@ -46,8 +46,6 @@ from vfiomgr.vgpu.reader import (
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
-    from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.memory import HostTopology
     from vfiomgr.pci.model import PciAddress
 

@@ -12,7 +12,7 @@ from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
-from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
+from vfiomgr.pci.model import PciAddress, PciDevice, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.created import Created, created_now
 from vfiomgr.snapshot.document import REMEDY, load_dated
 from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.function import Purpose
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import Holder
     from vfiomgr.users.model import UnknownUsers

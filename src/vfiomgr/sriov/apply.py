@@ -21,16 +21,14 @@ from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, HostPath
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.capabilities import read_vectors
 from vfiomgr.pci.iommu import group_number
-from vfiomgr.pci.model import pci_device
-from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVectors, SetVfCount
+from vfiomgr.pci.model import PciAddress, pci_device
+from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVectors, SetVfCount
 from vfiomgr.vgpu.quota.model import is_met
 from vfiomgr.vgpu.steps import RunSriovManage, sriov_manage_command
 
 if TYPE_CHECKING:
     from vfiomgr.engine.verified_write import Operation
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciAddress
-    from vfiomgr.sriov.steps import QuotaChange
 
 
 @performs(SetQuotas)

@@ -25,14 +25,13 @@ from vfiomgr.sriov.steps import (
 )
 from vfiomgr.units import memory_bytes
 from vfiomgr.vgpu.commands.quotas import quota_items
-from vfiomgr.vgpu.quota.model import Priority, VfQuota, in_bytes
+from vfiomgr.vgpu.quota.model import GpuQuotas, Priority, VfQuota, in_bytes
 from vfiomgr.vgpu.steps import RunSriovManage
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.quota.model import GpuQuotas
 
 
 _QUOTA_HEADINGS = (

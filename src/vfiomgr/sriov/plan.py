@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from vfiomgr.check.device_rules import i915_words
 from vfiomgr.diagnostic import Diagnostic, Remedy, blocker, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import echo
 from vfiomgr.pci.drivers import DriverState
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciDevice, pci_device
 from vfiomgr.rules.runner import kernel_option
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
@@ -50,8 +50,6 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Step
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step, UndoEffects
+from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step, Topic, UndoEffects
 from vfiomgr.engine.registry import reports_undo
 from vfiomgr.paths import HostPath, echo
-from vfiomgr.pci.model import DeviceIdentity, pci_device
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import InstancePlace
@@ -17,8 +17,6 @@ from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 from vfiomgr.vgpu.steps import FunctionsStep
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Topic
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
 

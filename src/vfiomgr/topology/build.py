@@ -12,15 +12,13 @@ from msgspec.structs import replace
 from vfiomgr.expressions import expression
 from vfiomgr.listing import listed
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.pci.model import PciAddress, is_address
-from vfiomgr.topology.model import LEADING_DOWN, PORTS, Problem, Topology, TopologyNode
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
+from vfiomgr.topology.model import LEADING_DOWN, PORTS, NodeKind, Problem, Topology, TopologyNode
 from vfiomgr.units import counted, format_cpulist, size
 
 if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import PciLink
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.topology.model import NodeKind
     from vfiomgr.vgpu.model import Vgpu
 
 

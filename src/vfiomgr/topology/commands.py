@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import click
 
@@ -17,11 +17,8 @@ from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.filters import note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.topology.build import tree_of
-from vfiomgr.topology.model import view
+from vfiomgr.topology.model import Topology, view
 from vfiomgr.topology.render import ASCII, BOXES, render_html, render_svg, render_text
-
-if TYPE_CHECKING:
-    from vfiomgr.topology.model import Topology
 
 Form = Literal["tree", "svg", "html", "json", "yaml"]
 _BY_SUFFIX: dict[str, Form] = {

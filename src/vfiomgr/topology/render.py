@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from vfiomgr.documents.text import resource_directory
-from vfiomgr.topology.model import facts_text, rows, summary, wrap
+from vfiomgr.topology.model import Item, Row, Topology, facts_text, rows, summary, wrap
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from vfiomgr.topology.model import Item, Row, Topology
 
 
 HUES = tuple(number * 150 % 360 for number in range(12))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
 from vfiomgr.containers.runtimes.entries import prepare_removals
-from vfiomgr.containers.runtimes.location import recorded_places
+from vfiomgr.containers.runtimes.location import RuntimeLocation, recorded_places
 from vfiomgr.containers.runtimes.record import (
     InstalledRuntime,
     parse_record,
@@ -37,7 +37,6 @@ from vfiomgr.users.node_agent import is_running
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.location import RuntimeLocation
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.host.tree import HostTree
 

@@ -14,9 +14,9 @@ from vfiomgr.definitions import model as definitions
 from vfiomgr.definitions import plan
 from vfiomgr.definitions.model import GPU_DIRECTORY
 from vfiomgr.definitions.plan import LOCK as DEFINITIONS
-from vfiomgr.diagnostic import Remedy, diagnostics_of, refusal
-from vfiomgr.documents.text import is_sealed
-from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.diagnostic import Diagnostic, Remedy, diagnostics_of, refusal
+from vfiomgr.documents.text import TextFile, is_sealed
+from vfiomgr.engine.plan import Plan, Step, joined
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.layout.boot import LOCK as LAYOUT
@@ -26,7 +26,7 @@ from vfiomgr.libvirt.hook import plan_uninstall as plan_hook
 from vfiomgr.passthrough.plan import plan_unbind
 from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.paths import SCRIPT, STATE, HostPath
-from vfiomgr.pci.model import is_address
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.persistence import installed_layout as layouts
 from vfiomgr.persistence import plan as persistence
 from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES
@@ -53,10 +53,6 @@ from vfiomgr.tuning.steps import RestoreHost
 from vfiomgr.uninstall.requests import Uninstall
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.documents.text import TextFile
-    from vfiomgr.engine.plan import Step
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 _SUMMARY = "remove what vfiomgr wrote on this host"

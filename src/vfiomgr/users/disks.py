@@ -14,12 +14,11 @@ from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.users.model import HostUse, UnknownUsers, warn
+from vfiomgr.users.model import HostUse, Report, UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.users.model import Report
 
 
 BLOCK = HostPath("/sys/class/block")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.users.model import DeviceUser, HostUse, UnknownUsers
+from vfiomgr.users.model import DeviceUser, HostUse, Monitor, UnknownUsers
 from vfiomgr.users.node_agent import NodeStatus
 from vfiomgr.value import Value
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.users.model import Monitor
 
 
 class UserFacts(Value, dict=True, rename={"processes": "users", "unknown": "unknown_users"}):

@@ -21,12 +21,11 @@ from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import IOMMU_GROUPS, RUNTIME, VFIO_NODES, HostPath
 from vfiomgr.pci.model import PciAddress, is_address, pci_device
-from vfiomgr.users.model import UnknownUsers, warn
+from vfiomgr.users.model import Report, UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.users.model import Report
 
 CONTROL = RUNTIME / "node.sock"
 """The agent's own socket; its path is fixed, since other commands find the agent by it."""

@@ -17,7 +17,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import PCI_DRIVERS, HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.users.disks import functions_below, remote_places
-from vfiomgr.users.model import DeviceUser, UnknownUsers, warn
+from vfiomgr.users.model import DeviceUser, Report, UnknownUsers, warn
 from vfiomgr.users.node_agent import pod_names
 from vfiomgr.value import Value
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.users.model import Report
 
     Disks = Mapping[str, tuple[PciAddress, ...]]
 

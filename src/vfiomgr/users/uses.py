@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DRIVERS, HostPath
-from vfiomgr.pci.model import PciAddress, is_address, pci_device
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address, pci_device
 from vfiomgr.units import counted
 from vfiomgr.users.disks import (
     NETWORK,
@@ -27,7 +27,7 @@ from vfiomgr.users.disks import (
     unread_tables,
 )
 from vfiomgr.users.facet import UserFacts
-from vfiomgr.users.model import HostUse, UnknownUsers, warn
+from vfiomgr.users.model import HostUse, Report, UnknownUsers, warn
 from vfiomgr.users.node_agent import DEADLINE, find_pods
 from vfiomgr.users.processes import read_users
 from vfiomgr.users.routing import FarLink, ask_routing, read_far_links
@@ -35,8 +35,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
-    from vfiomgr.users.model import Report
 
     Rows = list[list[str]]
     ByInterface = Mapping[str, Sequence[str]]

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough.readiness_hints import how_to_bind
-from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
+from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA, PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.steps import DRIVER, creation, is_before_ampere, lacks_vgpu_functions
 
 if TYPE_CHECKING:
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 _WITHOUT_OUTPUTS = (

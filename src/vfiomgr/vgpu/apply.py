@@ -19,7 +19,7 @@ from vfiomgr.passthrough.apply import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu import facts, reader
-from vfiomgr.vgpu.model import counted_places, is_same_text
+from vfiomgr.vgpu.model import GpuInstance, InstancePlace, counted_places, is_same_text
 from vfiomgr.vgpu.nvidia_smi import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.steps import (
     AdoptVgpu,
@@ -37,7 +37,6 @@ from vfiomgr.vgpu.steps import (
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.vgpu.model import GpuInstance, InstancePlace
 
 
 @performs(SetVgpuAttribute)

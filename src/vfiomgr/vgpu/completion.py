@@ -17,7 +17,7 @@ from vfiomgr.snapshot.completion import (
     listed_addresses,
     without_domain,
 )
-from vfiomgr.snapshot.session import session_of
+from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.vgpu.facts import EMPTY, read_current
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.options import Describe, Items
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.session import Session
     from vfiomgr.vgpu.model import VgpuType
 
 

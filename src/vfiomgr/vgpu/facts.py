@@ -24,8 +24,8 @@ from vfiomgr.expressions import expression
 from vfiomgr.host.bounded import in_parts
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.pci.iommu import group_number
-from vfiomgr.pci.model import PciAddress, pci_device
-from vfiomgr.users.model import HostUse, UnknownUsers, warn
+from vfiomgr.pci.model import PciAddress, PciDevice, pci_device
+from vfiomgr.users.model import HostUse, Report, UnknownUsers, warn
 from vfiomgr.vgpu.model import (
     Family,
     Vgpu,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Functions
-    from vfiomgr.pci.model import PciDevice
-    from vfiomgr.users.model import Report
 
 
 _ENABLED = "Enabled"

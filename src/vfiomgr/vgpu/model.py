@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.documents.text import TextFile
 from vfiomgr.expressions import expression
-from vfiomgr.paths import RUNTIME
+from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.value import Value, values_by_key
 from vfiomgr.vgpu.quota.model import GpuQuotas
 
 if TYPE_CHECKING:
-    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciDevice
 
 PARAMETERS = "nvidia/vgpu_params"

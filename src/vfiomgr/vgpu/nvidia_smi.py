@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import HostError, ProgramFailed, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.vgpu.facts import ask
 from vfiomgr.vgpu.model import (
     GpuInstance,
@@ -33,7 +33,6 @@ from vfiomgr.vgpu.model import (
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.model import Vgpu
 
 

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, Option, Remedy, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import device_notes, plans, resolves
-from vfiomgr.errors import UnknownDevice
+from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.named import find_address, find_device
-from vfiomgr.vgpu.capacity import gpus, instance_users, lacking, lay_out, vgpus_inside
+from vfiomgr.vgpu.capacity import Gpu, gpus, instance_users, lacking, lay_out, vgpus_inside
 from vfiomgr.vgpu.model import (
     MARKS,
     InstancePlace,
@@ -40,11 +40,8 @@ from vfiomgr.vgpu.steps import (
 )
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.plan import Step
-    from vfiomgr.errors import Refusal
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.capacity import Gpu
     from vfiomgr.vgpu.model import GpuInstance, GpuPartition, VgpuType
 
 

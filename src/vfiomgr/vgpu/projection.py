@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.users.model import HostUse
-from vfiomgr.vgpu.model import GpuMode, mark_file
+from vfiomgr.vgpu.model import GpuMode, GpuPartition, Vgpu, VgpuParent, mark_file
 from vfiomgr.vgpu.steps import makes_by_program
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import GpuPartition, Vgpu, VgpuParent
 
 
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:

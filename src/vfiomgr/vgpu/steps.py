@@ -26,13 +26,12 @@ from vfiomgr.engine.plan import (
 from vfiomgr.engine.registry import reports_undo
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SRIOV_MANAGE, echo
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address, pci_device
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, is_address, pci_device
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import PARAMETERS, InstancePlace, counted_places
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Topic
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 Strategy = Literal["pack", "spread"]

@@ -26,7 +26,7 @@ from vfiomgr.containers.cdi.rules import (
     faults,
     for_consumers,
 )
-from vfiomgr.diagnostic import SEVERITIES
+from vfiomgr.diagnostic import SEVERITIES, Severity
 from vfiomgr.guests.nodes import VFIO, NodeDevice, is_vfio_node, resolve
 from vfiomgr.listing import listed
 from vfiomgr.pci.model import is_address
@@ -35,7 +35,6 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value, values_by_key
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Severity
     from vfiomgr.documents.text import Path
 
 

@@ -33,9 +33,9 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi import named as library
 from vfiomgr.containers.cdi.completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.containers.cdi.document import document_of, render_specification
-from vfiomgr.containers.cdi.model import DIRECTORIES, OLD_DYNAMIC, Lifetime
-from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
-from vfiomgr.diagnostic import most_findings
+from vfiomgr.containers.cdi.model import DIRECTORIES, OLD_DYNAMIC, CdiSpecification, Lifetime
+from vfiomgr.containers.cdi.rules import ANY, NAMES, CdiFinding, Consumer, consumers_named
+from vfiomgr.diagnostic import Severity, most_findings
 from vfiomgr.engine.changes import change
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -47,9 +47,6 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
     from vfiomgr.containers.cdi.devices import CdiEntry
-    from vfiomgr.containers.cdi.model import CdiSpecification
-    from vfiomgr.containers.cdi.rules import CdiFinding, Consumer
-    from vfiomgr.diagnostic import Severity
 
 
 _COMMANDS = {

@@ -32,7 +32,7 @@ from vfiomgr.containers.cdi.model import (
     fault,
 )
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
-from vfiomgr.documents.text import Path, shown_path
+from vfiomgr.documents.text import Located, Path, shown_path
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
@@ -43,7 +43,6 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.documents.text import Located
 
 FIRST = Version(0, 3)
 _V_0_5, _V_0_6, _V_0_7 = Version(0, 5), Version(0, 6), Version(0, 7)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.cli.keywords import Keywords, Option, fields_of
 from vfiomgr.containers.cdi import check as judge
 from vfiomgr.containers.cdi import devices as cdi_devices
-from vfiomgr.containers.cdi.devices import kind_notes, nothing_ready, specification_of
+from vfiomgr.containers.cdi.devices import CdiEntry, kind_notes, nothing_ready, specification_of
 from vfiomgr.containers.cdi.document import is_called, is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.model import (
@@ -27,7 +27,7 @@ from vfiomgr.containers.cdi.model import (
 )
 from vfiomgr.containers.cdi.readers import READER_RULES, read_readers
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.containers.cdi.rules import ANY, NAMES, consumers_named
+from vfiomgr.containers.cdi.rules import ANY, NAMES, CdiFinding, consumers_named
 from vfiomgr.documents.text import STANDARD_INPUT, text_of
 from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath
@@ -35,9 +35,7 @@ from vfiomgr.rules.runner import by_severity
 
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
-    from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification
-    from vfiomgr.containers.cdi.rules import CdiFinding
     from vfiomgr.engine.host import ManagedHost
     from vfiomgr.engine.run import Outcome
     from vfiomgr.host.tree import HostTree

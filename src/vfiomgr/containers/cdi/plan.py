@@ -36,12 +36,11 @@ from vfiomgr.containers.cdi.rules import CONSUMERS
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.guests.nodes import resolve
+from vfiomgr.guests.nodes import NodeDevice, resolve
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.model import CdiFile
-    from vfiomgr.guests.nodes import NodeDevice
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.cdi.check import other_nodes
-from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
+from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile
 from vfiomgr.containers.cdi.rules import CdiFinding
 from vfiomgr.containers.runtimes import location, values
 from vfiomgr.containers.runtimes.handlers import enabled_cdi, imports_of, read_containerd
@@ -20,7 +20,6 @@ from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.containers.runtimes.model import ProgramName
     from vfiomgr.host.tree import HostTree
 

@@ -9,12 +9,11 @@ from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.model import Lifetime, OfferRequest
 from vfiomgr.engine.plan import Request
 from vfiomgr.engine.registry import after_change, notes_devices
-from vfiomgr.engine.transaction import apply
+from vfiomgr.engine.transaction import ApplyContext, apply
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

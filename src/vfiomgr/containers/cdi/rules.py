@@ -24,7 +24,7 @@ from vfiomgr.containers.cdi.document import (
 )
 from vfiomgr.containers.cdi.model import CdiSpecification, fault
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.text import shown_path
+from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import UsageError
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         CdiNetDevice,
         CdiOddity,
     )
-    from vfiomgr.documents.text import Path
 
 ANY = "any"
 _EXACT = (".json", ".yaml")

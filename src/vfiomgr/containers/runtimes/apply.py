@@ -20,7 +20,7 @@ from vfiomgr.containers.runtimes.location import (
     read_facts,
 )
 from vfiomgr.containers.runtimes.model import Texts, absolute, covers, imports_of, is_pattern, shown
-from vfiomgr.containers.runtimes.record import RECORD
+from vfiomgr.containers.runtimes.record import RECORD, Decision, InstalledRuntime
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.engine.locks import hold
@@ -36,7 +36,6 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
-    from vfiomgr.containers.runtimes.record import Decision, InstalledRuntime
     from vfiomgr.engine.run import Outcome
     from vfiomgr.host.programs import ProgramAnswer
 

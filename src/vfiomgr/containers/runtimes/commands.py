@@ -11,11 +11,10 @@ import click
 from vfiomgr.cli.options import LazyGroup, declared, with_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
-from vfiomgr.containers.runtimes.named import PlaceOptions
+from vfiomgr.containers.runtimes.named import EntryChange, EntryOutcome, EntryPlan, PlaceOptions
 from vfiomgr.engine.changes import print_outcome
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.named import EntryChange, EntryOutcome, EntryPlan
     from vfiomgr.snapshot.session import Session
 
 

@@ -12,19 +12,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from vfiomgr.containers.runtimes import text, values
-from vfiomgr.containers.runtimes.handlers import MixedVersions, first_reader
-from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
+from vfiomgr.containers.runtimes.handlers import MixedVersions, MixtureEffect, first_reader
+from vfiomgr.containers.runtimes.model import (
+    ConfigFile,
+    Key,
+    RuntimeFacts,
+    RuntimeRequest,
+    Setting,
+    covers,
+)
 from vfiomgr.containers.runtimes.record import HEAD, Decision, Edit
 from vfiomgr.diagnostic import refuse
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.handlers import MixtureEffect
-    from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeRequest
 
 _COMPARES = Version(2, 3)
 """The release that compares versions when it reads files."""

@@ -51,7 +51,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import HostError
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.facts import read_system
-from vfiomgr.persistence.steps import ChangeFiles
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
 from vfiomgr.persistence.systems import refuse_lost
 from vfiomgr.value import Value
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import Key, RuntimeRequest, Texts
     from vfiomgr.containers.runtimes.record import Edit
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.persistence.steps import FileChange
 
 
 class Removal(Value):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.containerd import (
@@ -22,15 +22,11 @@ from vfiomgr.containers.runtimes.containerd import (
     refuse_name,
 )
 from vfiomgr.containers.runtimes.handlers import read_crio
-from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, RuntimeRequest, Setting, shown
 from vfiomgr.containers.runtimes.record import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.model import Key, RuntimeFacts, RuntimeRequest
-
 
 _RUNTIMES: Key = ("crio", "runtime", "runtimes")
 _DEFAULT: Key = ("crio", "runtime", "default_runtime")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import values
-from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.containers.runtimes.model import Key, Setting, shown
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.difference import opcodes, unified
 from vfiomgr.documents.json_text import read_object
@@ -21,7 +21,6 @@ from vfiomgr.errors import InvalidDocument
 from vfiomgr.expressions import expression
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.model import Key
     from vfiomgr.documents.difference import Opcode
 
 

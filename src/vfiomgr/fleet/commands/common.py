@@ -13,13 +13,11 @@ from vfiomgr.cli.options import complete_file
 from vfiomgr.cli.output import note
 from vfiomgr.errors import UsageError
 from vfiomgr.fleet.index import Index, files_in
-from vfiomgr.fleet.model import Fleet, HostSummary, fleet_of
+from vfiomgr.fleet.model import Dated, Fleet, HostSummary, fleet_of
 from vfiomgr.listing import first_of
-from vfiomgr.snapshot.created import FORM
+from vfiomgr.snapshot.created import FORM, Created
 
 if TYPE_CHECKING:
-    from vfiomgr.fleet.model import Dated
-    from vfiomgr.snapshot.created import Created
     from vfiomgr.snapshot.model import HostSnapshot
 
 _D = TypeVar("_D", bound="Dated")

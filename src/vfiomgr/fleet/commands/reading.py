@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -20,13 +19,10 @@ from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.fleet.checking import HostReport, by_rule, report_of
 from vfiomgr.fleet.commands.common import age, directories, hosts_of, read_fleet, silent
 from vfiomgr.fleet.differences import Inventory, differences, inventory
-from vfiomgr.fleet.model import STATES, hosts
+from vfiomgr.fleet.model import STATES, Fleet, HostSummary, hosts
 from vfiomgr.listing import first_of
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
-
-if TYPE_CHECKING:
-    from vfiomgr.fleet.model import Fleet, HostSummary
 
 _COLUMNS = (
     *("HOST", cut("GPUS"), "FREE", "USED", "UNKNOWN", "UNAVAILABLE", "VGPUS"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.options import READING, declared, flag, session_options
+from vfiomgr.cli.options import READING, Format, declared, flag, session_options
 from vfiomgr.cli.output import Marked, finding_document, print_document, say
 from vfiomgr.cli.reports import exit_status, print_report, strict_option
 from vfiomgr.kata.explain.context import LIST, NUMBERS, SILENT
@@ -22,7 +22,6 @@ from vfiomgr.units import counted
 from vfiomgr.vgpu.completion import complete_device_or_file
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import DeviceChain, Difference, KataTrace, TraceStep
 

@@ -25,7 +25,7 @@ from vfiomgr.kata.explain.context import (
     judged,
 )
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION
-from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT, VFIO_MODES
+from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT, VFIO_MODES, KataSettings
 from vfiomgr.kata.model import (
     AGENT_WAITS,
     LEAST_GUEST_MIB,
@@ -40,7 +40,6 @@ from vfiomgr.units import Version, counted, size
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, TraceStep
-    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KeyType
     from vfiomgr.paths import HostPath
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from vfiomgr.containers.cdi.document import is_qualified, read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
 from vfiomgr.containers.cdi.rules import PREFERS_STATIC, Consumer, consumers_named, faults
-from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.containers.runtimes.handlers import CriName, HandlerEntry, HandlerFacts
+from vfiomgr.diagnostic import Diagnostic, Remedy, Severity, finding
 from vfiomgr.guests.nodes import is_vfio_node
 from vfiomgr.kata.explain.image import GuestImage
 from vfiomgr.kata.explain.pod import KATA_ANNOTATION, PodSpec, RuntimeClassSpec
@@ -27,10 +27,6 @@ from vfiomgr.rules.runner import Fact
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.containers.runtimes.handlers import HandlerEntry
-    from vfiomgr.diagnostic import Remedy, Severity
 
 LIST = "; "
 _KATA = "kata"

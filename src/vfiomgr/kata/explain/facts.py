@@ -15,7 +15,7 @@ from vfiomgr.containers.runtimes import handlers
 from vfiomgr.containers.runtimes import location as runtimes_facts
 from vfiomgr.containers.runtimes.containerd import mixed_versions
 from vfiomgr.containers.runtimes.handlers import UnreadFile
-from vfiomgr.containers.runtimes.model import ConfigFile
+from vfiomgr.containers.runtimes.model import ConfigFile, ProgramName
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
@@ -29,7 +29,7 @@ from vfiomgr.kata.explain.context import (
     ToolkitFacts,
 )
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
-from vfiomgr.kata.facts import parse, read_configuration, read_settings, runtime_at
+from vfiomgr.kata.facts import KataSettings, parse, read_configuration, read_settings, runtime_at
 from vfiomgr.kata.model import handler_configuration, search_path
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
         HandlerFacts,
         MixedVersions,
     )
-    from vfiomgr.containers.runtimes.model import ProgramName
     from vfiomgr.kata.explain.context import ShimState
-    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataConfigurationFile, RuntimeName
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

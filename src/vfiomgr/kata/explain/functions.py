@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Remedy
+from vfiomgr.diagnostic import Diagnostic, Remedy
 from vfiomgr.kata.explain.context import (
     DeviceChain,
     KubeletDevice,
@@ -22,16 +22,14 @@ from vfiomgr.kata.explain.context import (
 from vfiomgr.kata.explain.image import RULES as IMAGE_RULES
 from vfiomgr.kata.explain.image import check_guest_image
 from vfiomgr.kata.facts import GUEST_KERNEL
-from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
+from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, is_cdi_gpu
 from vfiomgr.kata.plan import check_sizing, sizing_of
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import MIB
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import StepName, StepState
-    from vfiomgr.kata.model import KataHypervisor
     from vfiomgr.pci.model import PciDevice
 
 _FOUR_DIGITS = 0xFFFF

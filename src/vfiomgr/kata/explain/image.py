@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check import platform_rules
-from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
+from vfiomgr.diagnostic import Diagnostic, Severity, finding, info, problem, warning
 from vfiomgr.kata.facts import VFIO_MODES
 from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.passthrough.isolation import iommu_unread, isolation
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
-from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.rules.runner import Report, RuleSet, register, rule
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Severity
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.rules.runner import Report
 
 DEFAULT_ROOTFS_TYPE = "ext4"
 """Kata's default (defaultRootfsType, config-settings.go)."""

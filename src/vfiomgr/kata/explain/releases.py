@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import problem, warning
-from vfiomgr.kata.explain.context import ON_ROOT_BUS, Q35, chain_break
-from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT
+from vfiomgr.diagnostic import Diagnostic, problem, warning
+from vfiomgr.kata.explain.context import ON_ROOT_BUS, Q35, PodContext, chain_break
+from vfiomgr.kata.facts import GUEST_KERNEL, NO_PORT, KataSettings
 from vfiomgr.kata.model import OLDEST, KataRelease
 from vfiomgr.units import Version, counted, size
 from vfiomgr.value import values_by_key
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.pci.model import PciDevice
 
 _VFIO_SINCE: dict[str, dict[str, Version | None]] = {

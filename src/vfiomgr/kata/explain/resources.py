@@ -12,21 +12,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import is_qualified
-from vfiomgr.diagnostic import Remedy
+from vfiomgr.diagnostic import Diagnostic, Remedy
 from vfiomgr.kata.explain.context import SETTINGS, SOCKET, chain_break, judged
-from vfiomgr.kata.facts import NO_PORT
+from vfiomgr.kata.facts import NO_PORT, KataSettings
 from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version, counted
-from vfiomgr.users.node_agent import RECORD
+from vfiomgr.users.node_agent import RECORD, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext, StepState, TraceStep
-    from vfiomgr.kata.facts import KataSettings
     from vfiomgr.kata.model import KataRelease
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.users.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _OWN = "vfiomgr.io"
 """The usual domain of the agent's resources."""

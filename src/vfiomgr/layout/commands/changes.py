@@ -23,7 +23,7 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.reports import say_unknown
-from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
+from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE, Override
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import parse_json, source_of, text_of
@@ -39,13 +39,13 @@ from vfiomgr.errors import (
     forbid_together,
 )
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.layout.compare import compare, plan_of
+from vfiomgr.layout.compare import Comparison, compare, plan_of
 from vfiomgr.layout.document import render_layouts
-from vfiomgr.layout.for_managers import MANAGERS, configuration
+from vfiomgr.layout.for_managers import MANAGERS, Manager, configuration
 from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.from_host import unexpressed
 from vfiomgr.layout.model import LayoutFile
-from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
+from vfiomgr.layout.named import KIND, ApplyLayout, ReviewedPlan, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.paths import BOOT_ID
@@ -53,13 +53,9 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
     from vfiomgr.layout import requests
-    from vfiomgr.layout.compare import Comparison
-    from vfiomgr.layout.for_managers import Manager
-    from vfiomgr.layout.named import ReviewedPlan
     from vfiomgr.layout.requests import LayoutCheckpoint
 
 

@@ -20,18 +20,18 @@ from vfiomgr.cli.options import (
     session_options,
 )
 from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
-from vfiomgr.diagnostic import OVERRIDES, Position, flaw
+from vfiomgr.diagnostic import OVERRIDES, Diagnostic, Override, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.engine.changes import plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
 from vfiomgr.layout.guest_files import read_guest_files
-from vfiomgr.layout.imports import import_layouts
+from vfiomgr.layout.imports import Boards, import_layouts
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.layout.schema import layout_schema
-from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
+from vfiomgr.layout.vgpu_device_manager import VgpuConfigs, read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import program_for_units
 from vfiomgr.snapshot.completion import complete_board
@@ -39,11 +39,8 @@ from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic, Override
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.layout.imports import Boards
     from vfiomgr.layout.model import LayoutFile
-    from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -13,10 +13,10 @@ import click
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import CHANGING, allow_option, complete_file, flag, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
-from vfiomgr.diagnostic import OVERRIDES
+from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
-from vfiomgr.engine.changes import host_of, shown_wait
+from vfiomgr.engine.changes import Wait, host_of, shown_wait
 from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges
@@ -27,8 +27,6 @@ from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.changes import Wait
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.watch import WatchEvent
 

@@ -24,14 +24,12 @@ from vfiomgr.libvirt.attach.claims import (
 from vfiomgr.libvirt.attach.guards import attach_diagnostics, confidential, detach_diagnostics
 from vfiomgr.libvirt.build.confidential import ONLY_SHARED
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
-from vfiomgr.libvirt.model import DomainHostdev
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.libvirt.model import Domain, DomainHostdev, GuestHostdev, Hypervisor, KnownDomain
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.model import Domain, GuestHostdev, Hypervisor, KnownDomain
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

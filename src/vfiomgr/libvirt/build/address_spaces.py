@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.guests.placement import functions_by_shared_group
-from vfiomgr.libvirt.model import TO_PCI
+from vfiomgr.libvirt.model import TO_PCI, Domain
 
 if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.arm import ARM
-from vfiomgr.guests.model import Reason
-from vfiomgr.libvirt.model import DomainIommu
+from vfiomgr.guests.model import GuestBus, Reason
+from vfiomgr.libvirt.model import DomainIommu, GuestHostdev
 from vfiomgr.libvirt.releases import SMMU_ACCEL
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestBus
     from vfiomgr.libvirt.build.model import DomainRequest
-    from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.units import Version
 
 _MOST_VCPUS = 512

@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.guests.model import Reason
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.releases import Feature
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot
 

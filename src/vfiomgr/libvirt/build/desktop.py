@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import Reason
-from vfiomgr.libvirt.desktop import BY_ID, KVMFR, LOOKING_GLASS
+from vfiomgr.libvirt.desktop import BY_ID, KVMFR, LOOKING_GLASS, LookingGlass
 from vfiomgr.libvirt.releases import GRAB_TOGGLE, JSON_DEVICES, PIPEWIRE
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import DomainRequest
-    from vfiomgr.libvirt.desktop import LookingGlass
 
 _HYPERV = (
     ("relaxed", Version(1, 0)),

@@ -12,7 +12,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.guests.iommufd import OTHER_KERNEL
-from vfiomgr.guests.model import AttachOptions, GuestAddress
+from vfiomgr.guests.model import AttachOptions, GuestAddress, GuestDevice
 from vfiomgr.guests.options import (
     check_options,
     check_qemu,
@@ -24,7 +24,6 @@ from vfiomgr.libvirt.model import OWN_ALIAS, DomainHostdev, GuestHostdev
 from vfiomgr.libvirt.releases import IOMMUFD, MDEV_NEEDS_GROUPS, needed_features
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.units import Version
 
 

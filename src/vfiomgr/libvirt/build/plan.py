@@ -14,7 +14,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.arm import ARM
 from vfiomgr.guests.device import units_of
 from vfiomgr.guests.memory import guest_bits, within_iommu
-from vfiomgr.guests.model import Reason
+from vfiomgr.guests.model import Architecture, GuestDevice, GuestPlan, Reason
 from vfiomgr.guests.plan import architecture_of, plan_guest
 from vfiomgr.guests.vf_token import diagnostics as vf_token_diagnostics
 from vfiomgr.libvirt.build import arm, desktop, teaming
@@ -28,7 +28,7 @@ from vfiomgr.libvirt.build.limits import (
     plan_lock,
     with_interrupt_remapping,
 )
-from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan
+from vfiomgr.libvirt.build.model import DomainCpus, DomainPlan, DomainRequest
 from vfiomgr.libvirt.build.vf_token import HOW
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, DomainIommu, PciController
 from vfiomgr.libvirt.releases import (
@@ -42,14 +42,11 @@ from vfiomgr.libvirt.releases import (
     VIRTIO_IOMMU,
 )
 from vfiomgr.snapshot.named import find_address
-from vfiomgr.units import is_uuid
+from vfiomgr.units import Version, is_uuid
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import Architecture, GuestDevice, GuestPlan
-    from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.units import Version
 
 _NAME = expression(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _EMULATED_ON_ARM = 2

@@ -7,11 +7,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from vfiomgr.guests import vf_token
-from vfiomgr.libvirt.model import OWN_ALIAS
+from vfiomgr.libvirt.model import OWN_ALIAS, Domain, DomainHostdev
 
 if TYPE_CHECKING:
     from vfiomgr.guests.model import GuestDevice
-    from vfiomgr.libvirt.model import Domain, DomainHostdev
     from vfiomgr.snapshot.model import HostSnapshot
 
 HOW = (

@@ -13,16 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from vfiomgr.documents.xml_text import parse
+from vfiomgr.documents.xml_text import Element, parse
 from vfiomgr.expressions import expression
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.documents.xml_text import Element
-
 
 _NAMESPACE = expression(r"\{([^}]*)\}")
 _USER_ALIAS = "ua-"

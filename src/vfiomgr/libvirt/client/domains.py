@@ -27,14 +27,13 @@ from vfiomgr.errors import (
 from vfiomgr.libvirt.client.binding import Caller, explained, explaining, library
 from vfiomgr.libvirt.client.define import find_drops, with_identity
 from vfiomgr.libvirt.client.errors import Code, ReportedError, explain
-from vfiomgr.libvirt.model import Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.attach.claims import Scope
-    from vfiomgr.libvirt.model import Domain
 
 
 def offers_vfio(capabilities: str) -> bool | None:

@@ -10,8 +10,8 @@ import click
 from vfiomgr.cli.options import CHANGING, declared, flag, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.table import cut
-from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
-from vfiomgr.libvirt.attach.named import ScopeOptions, attaching, detaching
+from vfiomgr.libvirt.attach.claims import DeviceOwner, claims_of, unread_domains
+from vfiomgr.libvirt.attach.named import DomainChange, ScopeOptions, State, attaching, detaching
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
@@ -23,8 +23,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.attach.claims import DeviceOwner
-    from vfiomgr.libvirt.attach.named import DomainChange, State
     from vfiomgr.libvirt.client.connection import Connection
 
 

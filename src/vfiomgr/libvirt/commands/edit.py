@@ -26,7 +26,7 @@ from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.guests.device import units_of
-from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest
+from vfiomgr.guests.model import AttachOptions, DeviceOptions, DeviceRequest, GuestDevice
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
 from vfiomgr.libvirt.build import teaming, vf_token
@@ -49,7 +49,6 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
-    from vfiomgr.guests.model import GuestDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 

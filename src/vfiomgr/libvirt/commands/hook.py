@@ -32,7 +32,7 @@ from vfiomgr.libvirt.hook import (
     UninstallHook,
     render_settings,
 )
-from vfiomgr.libvirt.model import NAMESPACE, HookSettings
+from vfiomgr.libvirt.model import NAMESPACE, Domain, HookSettings, KnownDomain
 from vfiomgr.libvirt.preflight.selinux import read_hook_security
 from vfiomgr.libvirt.xml.read import domain_of, hook_settings, read_xml, settings_of
 from vfiomgr.paths import SCRIPT
@@ -41,7 +41,6 @@ from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection
-    from vfiomgr.libvirt.model import Domain, KnownDomain
 
 
 def read_guest(xml: bytes, name: str) -> Domain | None:

@@ -11,13 +11,12 @@ from vfiomgr.cli.output import note, print_document, print_table, print_text, sa
 from vfiomgr.definitions.start import mdev_type, refuse_without_room
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
-from vfiomgr.libvirt.client.connection import find_mdev, parent_name
+from vfiomgr.libvirt.client.connection import Connection, NodeMdev, find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected, require_running_host
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.snapshot.named import find_address
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.client.connection import Connection, NodeMdev
     from vfiomgr.snapshot.session import Session
 
 

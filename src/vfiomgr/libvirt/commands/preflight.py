@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -22,14 +21,11 @@ from vfiomgr.libvirt.commands.connection import (
     connect_option,
     require_libvirt_of_host,
 )
-from vfiomgr.libvirt.model import Domain
+from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.rules.runner import Report
 from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 _HERE = frozenset({"", "localhost"})
 

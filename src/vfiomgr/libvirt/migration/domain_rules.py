@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, Severity, finding, problem, warning
-from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.libvirt.migration.devices import Migratability, migratability_of, vgpu_migratability
 from vfiomgr.libvirt.preflight.settings import mac_addresses
 from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import PreflightContext
 

@@ -19,17 +19,15 @@ from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.libvirt.migration.target_rules import Comparison
 from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
 from vfiomgr.libvirt.preflight.plan import preflight
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, PciDevice, is_address
 from vfiomgr.rules.runner import Report
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.model import types_called
+from vfiomgr.vgpu.model import Vgpu, types_called
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
 
 
 class MigrationTarget(Value):

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.check.device_rules import SMALL_BAR, large_bar
-from vfiomgr.diagnostic import info
-from vfiomgr.libvirt.preflight.context import sysfs
+from vfiomgr.diagnostic import Diagnostic, info
+from vfiomgr.libvirt.preflight.context import PreflightContext, sysfs
 from vfiomgr.pci.bars import offered_sizes
 from vfiomgr.units import GIB, Version, size
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import Bar, PciDevice
 
 _FIRST_SHOWN = Version(8, 1)

@@ -9,24 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import finding, problem, warning
+from vfiomgr.diagnostic import Diagnostic, finding, problem, warning
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.model import DomainHostdev
-from vfiomgr.libvirt.preflight.context import ROOT_BUS
+from vfiomgr.libvirt.model import Domain, DomainHostdev
+from vfiomgr.libvirt.preflight.context import ROOT_BUS, PreflightContext
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.model import Domain
-    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _LINE = "qemu:commandline"
 _PLACE = expression(r"(?:0x)?([0-9a-f]{1,2})(?:\.([0-7]))?")

@@ -22,7 +22,7 @@ from vfiomgr.libvirt.model import (
     KnownDomain,
 )
 from vfiomgr.libvirt.preflight.host_files import NO_FILES, LibvirtFiles
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.desktop import SharedMemory
     from vfiomgr.libvirt.model import DomainIommu, PciController
     from vfiomgr.libvirt.preflight.desktop_files import DesktopFiles
-    from vfiomgr.pci.model import PciAddress
     from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu
 

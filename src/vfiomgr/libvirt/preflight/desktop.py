@@ -11,14 +11,13 @@ from vfiomgr.diagnostic import Diagnostic, info, problem, warning
 from vfiomgr.libvirt.desktop import BY_ID, KVMFR, LOOKING_GLASS
 from vfiomgr.libvirt.preflight.apparmor import PROFILES, QEMU_PROFILE
 from vfiomgr.libvirt.preflight.command_line import given, values_of
-from vfiomgr.libvirt.preflight.context import shown_size
+from vfiomgr.libvirt.preflight.context import PreflightContext, shown_size
 from vfiomgr.libvirt.preflight.desktop_files import KVMFR_SIZES, QEMU_CONF, DesktopFiles
 from vfiomgr.libvirt.releases import PIPEWIRE
 from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain
-    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _PLAIN = "ivshmem-plain"
 _NODE = re.compile(r"/dev/kvmfr(\d+)")

@@ -12,7 +12,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.host.selinux import HOOK_TYPE, HOOKS_BOOLEAN, boolean_file
 from vfiomgr.libvirt.hook import OPT_IN, tuning_of
 from vfiomgr.libvirt.model import NAMESPACE
-from vfiomgr.libvirt.preflight.context import driver_of, sysfs
+from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext, driver_of, sysfs
 from vfiomgr.libvirt.releases import VENDOR_FUNCTION
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.plan import plan_bind
@@ -28,7 +28,6 @@ from vfiomgr.tuning.plan import plan_tuning
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.libvirt.preflight.selinux import HookSecurity
 
 

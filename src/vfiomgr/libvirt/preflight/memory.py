@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
 from vfiomgr.guests.memory import RESERVE, needed_lock
 from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
-from vfiomgr.libvirt.preflight.context import ROOT_BUS, shown_size, sysfs
+from vfiomgr.libvirt.preflight.context import ROOT_BUS, PreflightContext, shown_size, sysfs
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.units import format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.memory import HugepagePool, NumaNode
     from vfiomgr.pci.model import PciDevice
 

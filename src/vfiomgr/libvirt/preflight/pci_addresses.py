@@ -8,14 +8,12 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import finding, info, problem, warning
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT
+from vfiomgr.diagnostic import Diagnostic, finding, info, problem, warning
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import addresses, place, sysfs
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestAddress
-    from vfiomgr.libvirt.model import DomainHostdev, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.pci.model import PciDevice
 

@@ -17,7 +17,7 @@ from vfiomgr.guests.backend import checks_guests
 from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.build.plan import controllers_of
-from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory
+from vfiomgr.libvirt.model import Domain, DomainCpu, DomainMemory, Hypervisor
 from vfiomgr.libvirt.preflight import (
     bars,
     command_line,
@@ -37,14 +37,12 @@ from vfiomgr.libvirt.preflight import (
 from vfiomgr.libvirt.preflight.confidential import NAMES as OF_CONFIDENTIAL
 from vfiomgr.libvirt.preflight.confidential import confidential
 from vfiomgr.libvirt.preflight.context import PreflightContext, claims_of
-from vfiomgr.libvirt.preflight.host_files import NO_FILES
+from vfiomgr.libvirt.preflight.host_files import NO_FILES, LibvirtFiles
 from vfiomgr.rules.runner import Report, RuleSet, register, rule
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.guests.model import GuestPlan, GuestRequest
-    from vfiomgr.libvirt.model import Hypervisor
-    from vfiomgr.libvirt.preflight.host_files import LibvirtFiles
     from vfiomgr.snapshot.model import HostSnapshot
 
 _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})

@@ -17,7 +17,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.guests.memory import ovmf_window
 from vfiomgr.libvirt.build.limits import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.preflight.command_line import devices
-from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
+from vfiomgr.libvirt.preflight.context import PreflightContext, place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.viommu import Q35
 from vfiomgr.libvirt.releases import ADDS_EIM, MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
@@ -34,7 +34,6 @@ from vfiomgr.pci.memory import (
 from vfiomgr.units import GIB, MIB, Version, format_cpulist
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}

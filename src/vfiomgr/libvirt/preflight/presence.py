@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.driver_rules import gpus
 from vfiomgr.diagnostic import Diagnostic, info, problem
-from vfiomgr.libvirt.preflight.context import sysfs
+from vfiomgr.libvirt.preflight.context import PreflightContext, sysfs
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
@@ -19,7 +19,6 @@ from vfiomgr.vgpu.steps import creation_of
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.libvirt.model import DomainHostdev
-    from vfiomgr.libvirt.preflight.context import PreflightContext
 
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -11,12 +11,11 @@ from vfiomgr.guests.nvlink import nvlink_share
 from vfiomgr.guests.vf_token import PROPERTY, owner_of
 from vfiomgr.libvirt.build import vf_token
 from vfiomgr.libvirt.model import KVM_IOAPIC, VENDOR_ID
-from vfiomgr.libvirt.preflight.context import sysfs
+from vfiomgr.libvirt.preflight.context import PreflightContext, sysfs
 from vfiomgr.paths import MDEV_DEVICES
 from vfiomgr.pci.model import CLASS_DISPLAY
 
 if TYPE_CHECKING:
-    from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.vgpu.model import Vgpu
 
 _CCW = "vfio-ccw"

@@ -10,20 +10,15 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, problem
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.model import EXPANDER, TO_PCI, DomainIommu
+from vfiomgr.libvirt.model import EXPANDER, TO_PCI, DomainHostdev, DomainIommu
 from vfiomgr.libvirt.preflight.command_line import values_of
-from vfiomgr.libvirt.preflight.context import ROOT_BUS
+from vfiomgr.libvirt.preflight.context import ROOT_BUS, AssignedFunction, PreflightContext
 from vfiomgr.libvirt.releases import DOMAIN_IOMMUFD, IOMMUFD, SMMU_ACCEL, SMMU_BUS
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.units import Version
-
-if TYPE_CHECKING:
-    from vfiomgr.libvirt.model import DomainHostdev
-    from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _INTEL, _AMD, _SMMU = "intel", "amd", "smmuv3"
 """Models of IOMMUs in a domain."""

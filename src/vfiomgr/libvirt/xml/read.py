@@ -6,10 +6,9 @@ Unknown and newer elements and attributes are ignored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import bytes_of
-from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
+from vfiomgr.documents.xml_text import QEMU_NAMESPACE, Element, parse
 from vfiomgr.errors import UsageError
 from vfiomgr.guests.model import NumaCell
 from vfiomgr.libvirt.model import (
@@ -41,10 +40,6 @@ from vfiomgr.libvirt.xml.elements import (
     uuid_of,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    from vfiomgr.documents.xml_text import Element
-
 
 MOST_BYTES = 10 << 20
 """The size limit of virsh for files, too (VSH_MAX_XML_FILE of tools/vsh.h)."""

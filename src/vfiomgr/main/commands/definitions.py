@@ -13,6 +13,7 @@ from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.definitions.completion import complete_defined_or_active, complete_definition
 from vfiomgr.definitions.model import Configuration, canonical, read_configuration
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
+from vfiomgr.definitions.restore import Restored
 from vfiomgr.definitions.restore import restore as restore_vgpus
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.engine.changes import change, host_of, plan_or_apply, print_outcome
@@ -30,7 +31,6 @@ from vfiomgr.vgpu.completion import complete_type
 from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:
-    from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
     from vfiomgr.snapshot.source import HostSource

@@ -30,13 +30,12 @@ from vfiomgr.messages.known import (
     messages_by_name,
     similar,
 )
-from vfiomgr.rules.runner import RuleText, all_texts
+from vfiomgr.rules.runner import Report, RuleText, all_texts
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.rules.runner import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 _UNKNOWN = 1

@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.cli.listing import print_names, view_options
+from vfiomgr.cli.listing import View, print_names, view_options
 from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough.isolation import iommu_off, iommu_unread, reserved_region
-from vfiomgr.pci.iommu import acs_override_words, blockers
-from vfiomgr.snapshot.filters import filter_options, note_no_devices
+from vfiomgr.pci.iommu import IommuGroup, acs_override_words, blockers
+from vfiomgr.snapshot.filters import Filter, Selection, filter_options, note_no_devices
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.listing import View
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.pci.iommu import IommuGroup
-    from vfiomgr.snapshot.filters import Filter, Selection
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceState
 

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.listing import PLAIN_VIEW, print_names, view_options
+from vfiomgr.cli.listing import PLAIN_VIEW, View, print_names, view_options
 from vfiomgr.cli.options import READING, flag, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, unknown_users
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
-from vfiomgr.snapshot.filters import filter_options, group_cell, note_no_devices
+from vfiomgr.snapshot.filters import Filter, filter_options, group_cell, note_no_devices
 from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.filters import Filter
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.users.model import DeviceUser
 

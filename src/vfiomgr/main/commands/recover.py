@@ -8,13 +8,12 @@ import click
 
 from vfiomgr.cli.options import CHANGING, allow_option, flag, session_options
 from vfiomgr.cli.output import print_document, say
-from vfiomgr.diagnostic import REVERSIBLE
+from vfiomgr.diagnostic import REVERSIBLE, Override
 from vfiomgr.engine.changes import host_of
 from vfiomgr.errors import forbid_together
 from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.survey import CutOff
 
 

@@ -22,7 +22,7 @@ from vfiomgr.passthrough.rom import (
     read_rom,
     rom_problems,
 )
-from vfiomgr.pci.option_rom import LARGEST, parse_rom
+from vfiomgr.pci.option_rom import LARGEST, OptionRom, parse_rom
 from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
@@ -30,7 +30,6 @@ from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.pci.option_rom import OptionRom
 
 _HEADINGS = ("IMAGE", "OFFSET", "SIZE", "TYPE", "FOR", "DEVICES", "LAST")
 _UNUSABLE = 1

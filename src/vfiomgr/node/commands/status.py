@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,11 +12,16 @@ from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_documen
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.snapshot.session import Session, pass_session, session_of
-from vfiomgr.users.node_agent import CONTROL, read_status, time_text
+from vfiomgr.users.node_agent import (
+    CONTROL,
+    ClaimStatus,
+    DeviceStatus,
+    NodeStatus,
+    ResourceStatus,
+    read_status,
+    time_text,
+)
 from vfiomgr.users.node_agent import release as release_device
-
-if TYPE_CHECKING:
-    from vfiomgr.users.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
 

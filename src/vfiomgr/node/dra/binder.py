@@ -15,27 +15,23 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import HostError
-from vfiomgr.host.programs import PROGRAM_PATH
+from vfiomgr.host.programs import PROGRAM_PATH, ProgramAnswer
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.dra.vgpus import Vgpus
 from vfiomgr.node.messages import BINDER, Order, Result
-from vfiomgr.node.model import OnDemand
+from vfiomgr.node.model import NodeUnit, OnDemand
 from vfiomgr.node.on_demand import unit_of
 from vfiomgr.node.processes import own_command
 from vfiomgr.passthrough.guards import PERSISTENCE_MODE
 from vfiomgr.vgpu.nvidia_smi import read_persistence
 
 if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from vfiomgr.host.programs import ProgramAnswer
-    from vfiomgr.node.model import NodeUnit
     from vfiomgr.snapshot.model import HostSnapshot
 
 _NVIDIA = "nvidia"

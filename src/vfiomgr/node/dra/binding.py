@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import diagnostics_of, refusal, refuse, refuse_if_any
+from vfiomgr.diagnostic import Override, diagnostics_of, refusal, refuse, refuse_if_any
 from vfiomgr.engine.locks import hold, is_held
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.node.messages import read_record, write_record
 from vfiomgr.node.on_demand import for_claims, monitors_of, request_of, unit_of
 from vfiomgr.node.verifying import may_reset
 from vfiomgr.passthrough import guards
-from vfiomgr.paths import BOOT_ID, RUNTIME
+from vfiomgr.paths import BOOT_ID, RUNTIME, HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.users.model import Monitor, is_monitoring_service
 from vfiomgr.value import Value
@@ -28,11 +28,9 @@ from vfiomgr.vgpu.nvidia_smi import read_mode, read_persistence
 from vfiomgr.vgpu.steps import SetPersistence
 
 if TYPE_CHECKING:
-    from vfiomgr.diagnostic import Override
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
     from vfiomgr.node.model import NodeUnit, OnDemand
-    from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.model import HostSnapshot
 
 DIRECTORY = RUNTIME / "dra" / "bound"

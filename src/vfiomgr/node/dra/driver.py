@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.node.api_server import CLAIMS, Api
-from vfiomgr.node.dra.binding import is_binding, read_bound
+from vfiomgr.node.dra.binding import Bound, is_binding, read_bound
 from vfiomgr.node.dra.claims import is_of_node, read_claim
-from vfiomgr.node.dra.model import DRIVER, MOST_TAINTS, Taint
+from vfiomgr.node.dra.model import DRIVER, MOST_TAINTS, Claim, DraDevice, Pool, PreparedClaim, Taint
 from vfiomgr.node.dra.nominated import Nominated
 from vfiomgr.node.dra.operands import Operands
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
@@ -34,16 +34,13 @@ from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.records import METADATA
 from vfiomgr.node.health import is_unusable
-from vfiomgr.node.messages import ClaimFacts
+from vfiomgr.node.messages import ClaimFacts, DraSettings, Report
 from vfiomgr.node.processes import DEADLINE, Creating, StillRunning
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.dra.binding import Bound
-    from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
-    from vfiomgr.node.messages import DraSettings, Report
     from vfiomgr.node.metrics import AgentMetrics
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.node.pods import PodLedger

@@ -10,13 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
-from vfiomgr.node.api_server import CONFLICT, NODES, ApiError, Backoff, Trouble
-
-if TYPE_CHECKING:
-    from vfiomgr.node.api_server import Api
+from vfiomgr.node.api_server import CONFLICT, NODES, Api, ApiError, Backoff, Trouble
 
 _LABEL = expression(r"nvidia\.com/gpu\.deploy\.(dcgm|dcgm-exporter|nvsm)(-dra)?")
 _PRESENT, _AWAY = "true", "paused-for-vfiomgr"

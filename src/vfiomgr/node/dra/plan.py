@@ -10,13 +10,13 @@ device is awake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.node.dra.counters import MEMORY, gpu_label, offers_by_sums, share
+from vfiomgr.node.dra.counters import MEMORY, Offer, gpu_label, offers_by_sums, share
 from vfiomgr.node.dra.instances import offers_in_instances
 from vfiomgr.node.dra.model import (
     DRIVER,
@@ -32,23 +32,18 @@ from vfiomgr.node.dra.model import (
     Target,
 )
 from vfiomgr.node.health import STUCK
-from vfiomgr.pci.model import is_address
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.snapshot.hardware import memory_of
 from vfiomgr.units import MIB
 from vfiomgr.value import Value
-from vfiomgr.vgpu.capacity import gpus, in_order
-from vfiomgr.vgpu.model import describe_type
+from vfiomgr.vgpu.capacity import Gpu, gpus, in_order
+from vfiomgr.vgpu.model import VgpuType, describe_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.node.dra.counters import Offer
     from vfiomgr.node.model import Inventory, NodeUnit
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.model import VgpuType
 
 BUS_ID = f"{STANDARD}/pciBusID"
 ROOT = f"{STANDARD}/pcieRoot"

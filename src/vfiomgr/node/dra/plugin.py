@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from vfiomgr.errors import UsageError, VfiomgrError
-from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.model import DRIVER, PreparedClaim, PreparedDevice
 from vfiomgr.node.kubelet import (
     CLAIM_METHODS,
     CLAIMS,
@@ -29,15 +29,12 @@ from vfiomgr.node.kubelet import (
     PLUGIN_METHODS,
     PLUGINS,
 )
-from vfiomgr.node.rpc import Server, service
+from vfiomgr.node.rpc import Message, Methods, Server, service
 from vfiomgr.node.serving import Latest, require_short, text_of
 from vfiomgr.node.sockets import HIDDEN, refuse_served, remove_stale, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
-    from vfiomgr.node.rpc import Message, Methods
-
     Prepare = Callable[[str, str, str], Awaitable[PreparedClaim]]
     """Prepare a claim by its namespace, name and UID; raises VfiomgrError."""
     Unprepare = Callable[[str, str, str], Awaitable[None]]

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.model import CLAIM_KIND
-from vfiomgr.diagnostic import refusal, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, refusal, refuse_if_any
 from vfiomgr.errors import HostError, Refusal, VfiomgrError
 from vfiomgr.node.dra.binding import read_bound
 from vfiomgr.node.dra.claims import parameters_of
@@ -35,18 +35,16 @@ from vfiomgr.node.dra.records import (
 )
 from vfiomgr.node.health import STUCK, UNUSABLE, claim_unreadable
 from vfiomgr.node.messages import write_record
-from vfiomgr.node.processes import BinderAway, StillRunning
+from vfiomgr.node.processes import BinderAway, Creating, StillRunning
 from vfiomgr.node.verifying import may_bind
 from vfiomgr.paths import BOOT_ID, HostPath
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Target
     from vfiomgr.node.model import NodeUnit
-    from vfiomgr.node.processes import Creating
 
     Measured = Callable[[Literal["bind", "return"]], AbstractContextManager[None]]
     Report = Callable[[str, str], None]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,13 +25,17 @@ from vfiomgr.node.api_server import (
     NODES,
     NOT_FOUND,
     SLICES,
+    Api,
     ApiError,
     Backoff,
+    Change,
+    Collection,
+    Object,
     Trouble,
     name_of,
     version_of,
 )
-from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.model import DRIVER, Pool
 from vfiomgr.node.dra.slices import (
     CONDITIONS,
     GROUPS,
@@ -48,10 +51,6 @@ from vfiomgr.node.dra.slices import (
     with_times,
 )
 from vfiomgr.node.serving import text_of
-
-if TYPE_CHECKING:
-    from vfiomgr.node.api_server import Api, Change, Collection, Object
-    from vfiomgr.node.dra.model import Pool
 
 
 class Mirror:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from vfiomgr.diagnostic import diagnostics_of, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Override, diagnostics_of, refuse_if_any
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
-from vfiomgr.engine.survey import cut_off_runs, supersede
+from vfiomgr.engine.survey import CutOff, cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
 from vfiomgr.node.dra.binding import Binding
 from vfiomgr.node.health import claim_unreadable
@@ -22,18 +22,13 @@ from vfiomgr.node.model import NodeSettings, NodeUnit, OnDemand
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.verifying import is_of_device, may_reset
 from vfiomgr.passthrough import guards
-from vfiomgr.paths import BOOT_ID, RUNTIME
+from vfiomgr.paths import BOOT_ID, RUNTIME, HostPath
 from vfiomgr.value import Value
 from vfiomgr.vgpu.named import CreateVgpu
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
-    from vfiomgr.diagnostic import Diagnostic, Override
-    from vfiomgr.engine.survey import CutOff
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
-    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from vfiomgr.node.simulation.model import MOST_RESULTS, ChosenDevice, ClaimSpec
-from vfiomgr.node.simulation.selectors import Facts, SelectorError, facts_of, qualified
+from vfiomgr.node.simulation.selectors import Facts, SelectorError, Selectors, facts_of, qualified
 from vfiomgr.units import counted, size
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         PodClaim,
         Toleration,
     )
-    from vfiomgr.node.simulation.selectors import Selectors
 
 MOST_STEPS = 100_000
 """Devices that are tried for a pod on a node; Kubernetes stops after a time."""

@@ -21,7 +21,7 @@ from vfiomgr.listing import listed
 from vfiomgr.node.dra.model import DRIVER, Pool
 from vfiomgr.node.dra.plan import pools, unit_device
 from vfiomgr.node.health import HealthContext
-from vfiomgr.node.model import NodeSettings, OnDemand
+from vfiomgr.node.model import NodeSettings, NodeUnit, OnDemand
 from vfiomgr.node.on_demand import on_demand_units
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.simulation.allocator import (
@@ -51,7 +51,6 @@ from vfiomgr.users.node_agent import NodeStatus
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.simulation.allocator import Candidate, Stock
     from vfiomgr.node.simulation.model import ChosenDevice, DeviceKey, DeviceRequest, PodClaim
     from vfiomgr.pci.model import PciAddress

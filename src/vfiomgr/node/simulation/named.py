@@ -13,7 +13,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.node.dra.plan import pools
 from vfiomgr.node.labels import labels
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.simulation.scheduler import Cluster, template_of
+from vfiomgr.node.simulation.scheduler import Cluster, NodeTemplate, template_of
 from vfiomgr.passthrough.isolation import iommu_unread
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
@@ -21,7 +21,6 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import NodeSettings
-    from vfiomgr.node.simulation.scheduler import NodeTemplate
     from vfiomgr.snapshot.model import HostSnapshot
 
 _COPIES = expression(r"(?P<file>.+)=(?P<copies>\d+)")

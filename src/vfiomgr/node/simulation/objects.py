@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, cast
+from typing import Literal, cast
 
 from msgspec import Struct, field
 
@@ -12,7 +12,7 @@ from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Located, Path, shown_path
 from vfiomgr.errors import InvalidDocument, UsageError
-from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
+from vfiomgr.kata.explain.pod import POD_TEMPLATES, PodSpec, read_objects
 from vfiomgr.kata.kubernetes import CLASS_RESOURCE
 from vfiomgr.node.dra.claims import read_parameters
 from vfiomgr.node.dra.model import DRIVER
@@ -24,15 +24,9 @@ from vfiomgr.node.simulation.model import (
     Toleration,
     Workload,
 )
-from vfiomgr.node.simulation.selectors import SelectorError
+from vfiomgr.node.simulation.selectors import SelectorError, Selectors
 from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from vfiomgr.kata.explain.pod import PodSpec
-    from vfiomgr.node.simulation.selectors import Selectors
 
 RULE = "simulation-invalid"
 UNKNOWN_CLASS = "device-class-unknown"

@@ -13,17 +13,14 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cel
 from cel.stdlib import EXTENSIONS
 
 from vfiomgr.expressions import expression
-from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.model import DRIVER, DraDevice
 from vfiomgr.units import parse_quantity
-
-if TYPE_CHECKING:
-    from vfiomgr.node.dra.model import DraDevice
 
 MOST_BYTES = 10 << 10
 """CELSelectorExpressionMaxLength of k8s.io/api/resource/v1/types.go."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say, unknown_users
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.vgpu.commands.quotas import quota_item
-from vfiomgr.vgpu.model import describe_type
+from vfiomgr.vgpu.model import Vgpu, describe_type
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.session import Session
     from vfiomgr.users.model import DeviceUser
-    from vfiomgr.vgpu.model import Vgpu
 
 _HEADINGS = (
     *("VGPU", "PARENT", "TYPE", cut("NAME"), "GROUP", "DRIVER", "DEFINED", "MADE BY"),

@@ -12,11 +12,10 @@ from vfiomgr.cli.output import note, say
 from vfiomgr.engine.changes import plan_or_apply, print_outcome
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.completion import complete_parent, complete_vgpu
-from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOptions, created, removed
+from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOptions, VgpuOutcome, created, removed
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
-    from vfiomgr.vgpu.named import VgpuOutcome
 
 
 def parent_option(text: str) -> Callable[[Any], Any]:

@@ -10,12 +10,11 @@ from vfiomgr.passthrough.guards import GIM, GIM_OPTIONS
 from vfiomgr.units import MIB
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType, function_vgpu
-from vfiomgr.vgpu.quota.model import SHARED, in_bytes
+from vfiomgr.vgpu.quota.model import SHARED, GpuQuotas, Quantity, VfQuota, in_bytes
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, VfQuota
 
 
 _NAMES: dict[Quantity, str] = {

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.expressions import expression
-from vfiomgr.pci.model import pci_device
+from vfiomgr.pci.model import PciDevice, pci_device
 from vfiomgr.vgpu.quota.model import (
     AUTO,
     QUANTITIES,
@@ -29,7 +29,6 @@ from vfiomgr.vgpu.quota.model import (
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
-    from vfiomgr.pci.model import PciDevice
 
     _Places = Callable[[HostTree, HostPath], Iterator[HostPath]]
 
