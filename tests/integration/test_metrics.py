@@ -142,6 +142,111 @@ def test_prometheus_can_evaluate_each_query_of_the_dashboard(tmp_path: Path) -> 
     assert f"SUCCESS: {len(asked)} rules found" in checked.stdout
 
 
+def query(title: str, kind: str, number: int = 0) -> str:
+    """A query of a panel, about all hosts."""
+    (panel,) = (
+        one for one in dashboard()["panels"] if (one["title"], one["type"]) == (title, kind)
+    )
+    text: str = panel["targets"][number]["expr"]
+    return text.replace("$instance", ".*")
+
+
+def answers(tmp_path: Path, text: str, series: dict[str, str], *samples: tuple[str, int]) -> bool:
+    """Whether Prometheus answers a query with these samples and no others, after 100 minutes."""
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    expected = [{"labels": labels, "value": value} for labels, value in samples]
+    asked = {"expr": text, "eval_time": "100m", "exp_samples": expected}
+    test = {"interval": "1m", "input_series": given, "promql_expr_test": [asked]}
+    file = tmp_path / "query.json"
+    file.write_text(json.dumps({"rule_files": [], "tests": [test]}))
+    answer = ask("test", "rules", str(file))
+    assert ("SUCCESS" in answer.stdout) is (answer.returncode == 0)
+    assert answer.returncode == 0 or "exp:" in answer.stdout + answer.stderr
+    return answer.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "title", ["Old metrics", "Missing devices", "Hosts with drift", "Blockers", "Failed units"]
+)
+def test_a_number_is_zero_if_a_host_reports_and_unknown_if_none_does(
+    tmp_path: Path, title: str
+) -> None:
+    there = {"vfiomgr_build_info{instance='a',version='1'}": "1x200"}
+    assert answers(tmp_path, query(title, "stat"), there, ("{}", 0))
+    assert answers(tmp_path, query(title, "stat"), {})
+
+
+def test_metrics_that_ended_are_old(tmp_path: Path) -> None:
+    mtime = "node_textfile_mtime_seconds{instance='a',file='/x/vfiomgr.prom',job='node'}"
+    other = mtime.replace("'/x/", "'/y/")
+    text = query("Old metrics", "stat")
+    assert answers(tmp_path, text, {mtime: "0+60x20 stale"}, ("{}", 1))
+    moved = {
+        mtime: "0+60x20 stale",
+        other: "0+60x200",
+        "vfiomgr_build_info{instance='a',version='1'}": "1x200",
+    }
+    assert answers(tmp_path, text, moved, ("{}", 0))
+
+
+def test_guests_have_devices_and_vgpus_but_no_audio_functions(tmp_path: Path) -> None:
+    series = {
+        f"vfiomgr_device_assigned{{instance='a',job='n',address='{address}',guest='{guest}'}}": one
+        for address, guest, one in (
+            ("1", "win", "1x200"),
+            ("2", "win", "1x200"),
+            ("3", "", "0x200"),
+            ("uuid", "desktop", "1x200"),
+        )
+    }
+    for address, model in (("1", "A40"), ("2", "GA102 Audio Controller"), ("3", "A40")):
+        labels = f"instance='a',job='n',address='{address}',model='{model}',numa_node='0'"
+        series[f"vfiomgr_device_info{{{labels}}}"] = "1x200"
+    assert answers(
+        tmp_path,
+        query("Devices of guests", "table"),
+        series,
+        ('{instance="a", address="1", guest="win", model="A40", numa_node="0"}', 1),
+        ('{instance="a", address="uuid", guest="desktop", model="vGPU"}', 1),
+    )
+
+
+@pytest.mark.parametrize(("number", "lanes"), [(0, 8), (1, 16)])
+def test_a_narrow_link_is_shown_with_the_lanes_that_it_could_have(
+    tmp_path: Path, number: int, lanes: int
+) -> None:
+    series = {
+        f"vfiomgr_link_lanes{{instance='a',job='n',address='{address}',bound='{bound}'}}": values
+        for address, bound, values in (
+            ("1", "current", "8x200"),
+            ("1", "possible", "16x200"),
+            ("2", "current", "16x200"),
+            ("2", "possible", "16x200"),
+        )
+    }
+    for address in "12":
+        series[f"vfiomgr_device_info{{instance='a',address='{address}',model='A40'}}"] = "1x200"
+    text = query("Links below their width", "table", number)
+    sample = ('{instance="a", address="1", model="A40"}', lanes)
+    assert answers(tmp_path, text, series, sample)
+
+
+def test_the_problems_of_a_host_are_the_conditions_of_its_alerts(tmp_path: Path) -> None:
+    series = {
+        name.replace("{", "{instance='a',"): values
+        for name, values in CASES.values()
+        if not name.startswith("vfiomgr_aer")
+    }
+    series |= {
+        "vfiomgr_aer_errors_total{instance='a',address='1',severity='fatal'}": "0x60 3x140",
+        "vfiomgr_link_lanes{instance='a',address='1',bound='current'}": "8x200",
+        "vfiomgr_link_lanes{instance='a',address='1',bound='possible'}": "16x200",
+        "vfiomgr_build_info{instance='b',version='1'}": "1x200",
+    }
+    samples = ('{instance="a"}', len(CASES) + 1), ('{instance="b"}', 0)
+    assert answers(tmp_path, query("Hosts", "table"), series, *samples)
+
+
 CASES = {
     "VfiomgrMetricsOld": ("node_textfile_mtime_seconds{file='/x/vfiomgr.prom'}", "0x200"),
     "VfiomgrDeviceMissing": ("vfiomgr_device_missing{address='a',model='A40'}", "1x200"),
