@@ -98,6 +98,8 @@ def configuration(host: HostSnapshot, manager: Manager, node: str | None = None)
     course = _Course(host, _NAMES[manager], functions, vgpus)
     writer = {"nova": _nova, "kubevirt": _kubevirt, "incus": _incus}.get(manager)
     text = writer(course) if writer is not None else _proxmox(course, node or "")
+    if not (functions or vgpus):
+        course.left.append("no device of this host is passed through or divided: nothing to export")
     _report(course, _OF_DRIVER if manager == "nova" else frozenset())
     return Configuration(text, list(dict.fromkeys(course.left)))
 

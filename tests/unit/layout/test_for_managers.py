@@ -269,6 +269,13 @@ def test_what_has_no_word_is_reported(manager: Manager) -> None:
         assert any("feature gate HostDevices is required" in text for text in told)
 
 
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_a_host_without_devices_for_guests_is_reported(manager: Manager) -> None:
+    nothing = "no device of this host is passed through or divided: nothing to export"
+    assert left(host_of(card(3)), manager) == [nothing]
+    assert nothing not in left(HOST, manager)
+
+
 def test_models_of_one_name_have_resources_and_mappings_of_their_own() -> None:
     host = host_of(card(1, **ON_VFIO), card(2, model="2235", **ON_VFIO))
     permitted = loaded(written(host, "kubevirt"))["spec"]["configuration"]["permittedHostDevices"]
