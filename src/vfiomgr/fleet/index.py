@@ -62,7 +62,8 @@ def files_in(places: Iterable[str]) -> list[str]:
             os.stat(place)
         except OSError as error:
             message = f"cannot read {place}: {error.strerror}"
-            raise UsageError(message, "name directories with outputs of vfiomgr snapshot") from None
+            remedy = "name directories with outputs of vfiomgr snapshot, which you can read"
+            raise UsageError(message, remedy) from None
         if names is None:
             found.append(place)
         else:

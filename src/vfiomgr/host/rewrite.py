@@ -186,8 +186,15 @@ def rewrite(
             else:
                 _write_to(file, after)
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise HostError(message, "run the command as its owner, or use another file") from error
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: str, error: OSError) -> HostError:
+    message = f"cannot write {path}: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError):
+        directory = os.path.dirname(os.path.realpath(path))
+        return HostError(message, f"create its directory: mkdir -p {shlex.quote(directory)}")
+    return HostError(message, "run the command as its owner, or use another file")
 
 
 def read_own(path: str, limit: int) -> bytes:
@@ -213,8 +220,7 @@ def rewrite_own(path: str, before: bytes, after: bytes) -> None:
             _require_own(file)
             _exchange(file, before, after)
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        raise HostError(message, "run the command as its owner, or use another file") from error
+        raise _unwritten(path, error) from error
 
 
 def _require_own(file: Reached) -> None:

@@ -16,7 +16,7 @@ from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.session import Session, pass_session
 
 _MEANINGS: dict[LaptopMode | None, str] = {
-    "integrated": "the discrete GPU is off or missing",
+    "integrated": "no discrete GPU found",
     "hybrid": "the discrete GPU is for the host",
     "vfio": "the discrete GPU is for a guest",
     "discrete": "the panel is on the discrete GPU",

@@ -169,7 +169,9 @@ def load_dated(source: str) -> tuple[HostSnapshot, Created]:
         text = (_decompressed(data, source) if data.startswith(GZIP) else data).decode()
     except OSError as error:
         message = f"cannot read the snapshot {source}: {error.strerror}"
-        raise UsageError(message, f"create one with: {CREATE}") from None
+        is_absent = isinstance(error, FileNotFoundError)
+        remedy = f"create one with: {CREATE}" if is_absent else "use a file that you can read"
+        raise UsageError(message, remedy) from None
     except UnicodeDecodeError as error:
         raise _not_text(source, error.object[:2]) from None
     return read_dated(text, source)

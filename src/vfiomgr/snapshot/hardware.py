@@ -160,7 +160,7 @@ _BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
 _ARM_RELEASES = ("arm64", "aarch64")
 _FIRST_WITH_EARLY_GROUPS = Version(6, 15)
 """Since bcb81ac6ae3c in drivers/iommu/iommu.c; before, a probe reads IORT and device trees."""
-_VIRTUAL = "add {} to this virtual machine, on its host"
+_VIRTUAL = "on the host of this virtual machine, add {}"
 _VIRTUAL_X86 = "a virtual IOMMU (libvirt: <iommu model='intel'/>, QEMU: -device intel-iommu)"
 _VIRTUAL_ARM = "a virtual SMMU (libvirt: <iommu model='smmuv3'/>, QEMU: -machine virt,iommu=smmuv3)"
 _WITHOUT_IORT = (
@@ -223,7 +223,8 @@ def iommu_remedy(host: HostSnapshot) -> str:
     words = command_line_words(host)
     steps = list(filter(None, (_before_boot(host, words), words)))
     look = "check dmesg for smmu" if _kind(host) is _ARM else "check dmesg for IOMMU"
-    return f"{', '.join(steps) or look}; then reboot and run: vfiomgr groups"
+    joint = "; in the virtual machine, " if host.kernel.runs_on == "guest" else ", "
+    return f"{joint.join(steps) or look}; then reboot and run: vfiomgr groups"
 
 
 def _before_boot(host: HostSnapshot, words: str | None) -> str | None:

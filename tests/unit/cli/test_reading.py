@@ -163,6 +163,12 @@ def test_mistakes_get_one_clear_message(
     assert second.startswith("  remedy: ")
 
 
+def test_a_snapshot_that_exists_is_not_to_be_created(run: Run, tmp_path: Path) -> None:
+    answer = run("--snapshot", str(tmp_path), "list")
+    said = f"cannot read the snapshot {tmp_path}: Is a directory\n  remedy: use a file that you can"
+    assert (answer.status, said in answer.stderr) == (2, True)
+
+
 TRUNCATED = ('{"kind": "HostSnap', '{"kind"', '{"a": [1,', '{"a": tru', "[1,\n 2\n", "{")
 
 

@@ -58,6 +58,13 @@ def test_what_cannot_keep_its_owner_is_not_written(
     assert (file.read_bytes(), names(file)) == (OLD, ["guest.xml"])
 
 
+def test_a_missing_directory_is_named(file: Path) -> None:
+    absent = file.parent / "no such"
+    with pytest.raises(HostError, match=r"cannot write .*: No such file or directory") as caught:
+        rewrite(str(absent / "guest.xml"), OLD, NEW)
+    assert caught.value.hint == f"create its directory: mkdir -p '{absent}'"
+
+
 def test_extended_attributes_go_along(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: dict[str, bytes] = {}
     label = {"security.selinux": b"svirt_image_t"}

@@ -70,6 +70,12 @@ def test_the_default_handler_of_containerd_may_give_no_gpu(
     assert bool(of_default(run, node)) is is_found
 
 
+def test_without_a_configuration_the_default_handler_is_unknown(run: Run, node: KataNode) -> None:
+    (node.root / CONTAINERD).unlink()
+    answer = run("--root", str(node.root), "check", "pod", str(node.pod))
+    assert "the default handler: no containerd configuration found\n" in answer.stdout
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 def test_rke2_does_not_read_the_handlers_of_the_hosts_containerd(
     run: Run, node: KataNode, *, is_running: bool

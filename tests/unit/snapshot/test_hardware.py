@@ -16,12 +16,12 @@ THEN = "; then reboot and run: vfiomgr groups"
 SMMU = "the SMMU (IOMMU)"
 ARM: dict[str, Any] = {"cpu_vendor": None, "architecture": "aarch64"}
 X86_GUEST = (
-    "add a virtual IOMMU (libvirt: <iommu model='intel'/>, QEMU: -device intel-iommu) to this "
-    "virtual machine, on its host"
+    "on the host of this virtual machine, add a virtual IOMMU (libvirt: <iommu model='intel'/>, "
+    "QEMU: -device intel-iommu)"
 )
 ARM_GUEST = (
-    "add a virtual SMMU (libvirt: <iommu model='smmuv3'/>, QEMU: -machine virt,iommu=smmuv3) to "
-    "this virtual machine, on its host"
+    "on the host of this virtual machine, add a virtual SMMU (libvirt: <iommu model='smmuv3'/>, "
+    "QEMU: -machine virt,iommu=smmuv3)"
 )
 ON = "add intel_iommu=on to the kernel command line"
 
@@ -53,9 +53,9 @@ def test_xen_assigns_devices_itself() -> None:
 @pytest.mark.parametrize(
     ("kernel", "words", "expected"),
     [
-        ({}, "quiet", f"{X86_GUEST}, {ON}"),
-        ({"cpu_vendor": "AuthenticAMD"}, "quiet", f"{X86_GUEST}, {ON}"),
-        ({"cpu_vendor": None}, "quiet", f"{X86_GUEST}, {ON}"),
+        ({}, "quiet", f"{X86_GUEST}; in the virtual machine, {ON}"),
+        ({"cpu_vendor": "AuthenticAMD"}, "quiet", f"{X86_GUEST}; in the virtual machine, {ON}"),
+        ({"cpu_vendor": None}, "quiet", f"{X86_GUEST}; in the virtual machine, {ON}"),
         ({}, "intel_iommu=on", X86_GUEST),
         (
             ARM,

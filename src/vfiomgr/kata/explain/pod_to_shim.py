@@ -145,15 +145,16 @@ def _handler_of_cri(context: PodContext, breaks: tuple[Diagnostic, ...]) -> Trac
     name, facts, entry = context.handler_name, context.handlers, context.entry
     program = _CRI_NAMES[context.cri]
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
+    label = name or "the default handler"
+    if facts is None or (not facts.is_known and entry is None):
+        what = f"{label}: cannot read the configuration of {program}"
+        if facts is not None and not facts.unreadable:
+            what = f"{label}: no {program} configuration found"
+        return judged("handler", what, looked, breaks, "unknown")
     if name is None:
-        is_fine = facts is not None and facts.is_known and not context.is_kata
+        is_fine = facts.is_known and not context.is_kata
         what = f"the default handler of {program}" if is_fine else "no handler"
         return judged("handler", what, looked, breaks, "ok" if is_fine else "unknown")
-    if facts is None or (not facts.is_known and entry is None):
-        what = f"{name}: cannot read the configuration of {program}"
-        if facts is not None and not facts.unreadable:
-            what = f"{name}: no {program} configuration found"
-        return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
         what = f"{name}: containerd runs no pods: its CRI plugin is disabled"
         return judged("handler", what, looked, breaks)

@@ -86,7 +86,8 @@ def read_cluster(
 def _unknown(host: HostSnapshot) -> Iterator[str]:
     yield from iommu_unread(host)
     if host.users.processes is None:
-        yield "which devices are in use: the snapshot was made without root"
+        why = "not in the snapshot (created without root, or of a recorded host)"
+        yield f"which devices are in use: {why}"
 
 
 def _template(
