@@ -29,6 +29,10 @@ _METRIC = re.compile(r"\b(?:vfiomgr|node)_[a-z_]+\b")
 _LABELS = re.compile(r"\b(vfiomgr_[a-z_]+)\{([^}]*)\}")
 _GROUPED = re.compile(r"(?:0 \* |label_replace\()?(?:\w+|time\(\) - max) by \(([a-z_, ]+)\) \(")
 _REPORTING = 'count(vfiomgr_build_info{instance=~"$instance"})'
+_COLUMN_WIDTH = 150
+"""The least width of a column in Grafana, unless a table sets one."""
+_MARGIN, _GAP = 16, 8
+"""Pixels beside and between the panels of Grafana."""
 _ROW = re.compile(r"^\| `(vfiomgr_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 
 
@@ -260,3 +264,21 @@ def test_each_alert_has_its_column_in_the_table_of_hosts() -> None:
     named = {name for rule in alerts() for name in _METRIC.findall(rule["expr"])}
     assert named == problems
     assert named - {"vfiomgr_build_info"} <= set().union(*others)
+
+
+def test_all_columns_of_a_table_fit_a_window_of_1280_pixels() -> None:
+    for panel in panels("table"):
+        own = overrides(panel)
+        given = [own.get(title, {}) for title in columns(panel).values()]
+        widths = [
+            one.get("custom.width", one.get("custom.minWidth", _COLUMN_WIDTH)) for one in given
+        ]
+        span = panel["gridPos"]["w"]
+        room = span * (1280 - 2 * _MARGIN - 23 * _GAP) // 24 + (span - 1) * _GAP
+        assert sum(widths) <= room, panel["title"]
+
+
+def test_audio_functions_are_left_out_where_devices_are_counted() -> None:
+    counted = [text for text in expressions() if "vfiomgr_devices{" in text]
+    assert len(counted) == 4
+    assert all('model!~".*(Audio|USB).*"' in text for text in counted)
