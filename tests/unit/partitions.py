@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vfiomgr.vgpu.model import GpuInstance, GpuPartition, InstanceProfile
+from vfiomgr.vgpu.instance_model import GpuInstance, GpuPartition, InstanceProfile
 
 A100 = (
     InstanceProfile(19, "1g.5gb", 4864, 7, 7, tuple(range(7)), 1, (14, 0, 0, 0, 0)),

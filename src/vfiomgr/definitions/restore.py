@@ -29,8 +29,8 @@ from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.value import Value
-from vfiomgr.vgpu import steps
-from vfiomgr.vgpu.plan import missing_instances
+from vfiomgr.vgpu.functions import makes_by_program
+from vfiomgr.vgpu.instance_plan import missing_instances
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         remedy = f"remove them: vfiomgr sriov set {device.address} 0"
         refuse("functions-not-as-defined", device, message, remedy)
     count = definition.virtual_functions
-    if steps.makes_by_program(host, device):  # all, including those defined
+    if makes_by_program(host, device):  # all, including those defined
         count = device.sriov_totalvfs or count
     change = _change_of_modes(host, definition)
     if change is not None and change.mig:

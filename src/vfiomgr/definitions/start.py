@@ -22,14 +22,14 @@ from vfiomgr.errors import UnknownDevice, VfiomgrError
 from vfiomgr.passthrough import guards
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.plan import needed_instances
+from vfiomgr.vgpu.functions import creation_of
+from vfiomgr.vgpu.instance_plan import needed_instances
 from vfiomgr.vgpu.steps import (
     CreateCheckpoint,
     CreateVgpu,
     RemoveVgpu,
     SetGpuInstances,
     SetVgpuAttribute,
-    creation_of,
 )
 
 if TYPE_CHECKING:

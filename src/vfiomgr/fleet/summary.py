@@ -20,7 +20,8 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.persistence.installed_layout import FILE, RECORD, layout_name
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import gpus as vgpu_gpus
-from vfiomgr.vgpu.capacity import more_of, rooms
+from vfiomgr.vgpu.capacity import rooms
+from vfiomgr.vgpu.instances import more_of
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic

@@ -20,13 +20,15 @@ from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
-from vfiomgr.vgpu.capacity import instance_users, more_of
-from vfiomgr.vgpu.model import GpuInstance, GpuMode, GpuPartition, InstanceProfile, by_start
+from vfiomgr.vgpu.capacity import instance_users
+from vfiomgr.vgpu.instance_model import GpuInstance, GpuPartition, InstanceProfile, by_start
+from vfiomgr.vgpu.instances import more_of
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import GpuMode
 
 
 _HEADINGS = ("GPU", "VFS", "VGPU SIZES", "MIG")

@@ -16,23 +16,22 @@ from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode, SetMigInstances
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
-from vfiomgr.vgpu.capacity import lay_out
-from vfiomgr.vgpu.model import counted_places
-from vfiomgr.vgpu.plan import exchange_instances, unmovable_instances
+from vfiomgr.vgpu.instance_model import counted_places
+from vfiomgr.vgpu.instance_plan import exchange_instances, unmovable_instances
+from vfiomgr.vgpu.instances import lay_out
 from vfiomgr.vgpu.projection import with_functions, with_mode
 from vfiomgr.vgpu.steps import SetHeterogeneous, SetMig
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import (
+    from vfiomgr.vgpu.instance_model import (
         GpuInstance,
-        GpuMode,
         GpuPartition,
         InstancePlace,
         InstanceProfile,
-        Vgpu,
     )
+    from vfiomgr.vgpu.model import GpuMode, Vgpu
 
 
 @plans(SetGpuMode)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.engine.plan import Checkpoint, FunctionRequest
-from vfiomgr.vgpu.model import InstancePlace
+from vfiomgr.vgpu.instance_model import InstancePlace
 
 GpuUse = Literal["host", "passthrough", "vgpu"]
 """The use of a GPU: by its host driver, by one guest, or by guests that share it."""

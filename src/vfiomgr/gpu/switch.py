@@ -28,9 +28,10 @@ from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.absence import absence
 from vfiomgr.vgpu.capacity import gpus
+from vfiomgr.vgpu.functions import lacks_vgpu_functions
+from vfiomgr.vgpu.instance_plan import exchange_instances, present_instances, unmovable_instances
 from vfiomgr.vgpu.model import MARKS, Vgpu
-from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
-from vfiomgr.vgpu.steps import RemoveVgpu, SetPersistence, lacks_vgpu_functions
+from vfiomgr.vgpu.steps import RemoveVgpu, SetPersistence
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice

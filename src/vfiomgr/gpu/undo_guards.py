@@ -9,7 +9,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.registry import guards_undo
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import PciDevice
-from vfiomgr.vgpu.steps import kept_from_leaving
+from vfiomgr.vgpu.functions import kept_from_leaving
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import UndoScope

@@ -51,8 +51,8 @@ from vfiomgr.persistence.steps import LoadModule, ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
 from vfiomgr.units import counted
 from vfiomgr.value import Value
+from vfiomgr.vgpu.instance_plan import present_instances
 from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
-from vfiomgr.vgpu.plan import present_instances
 from vfiomgr.vgpu.steps import (
     RunSriovManage,
     SetGpuInstances,

@@ -23,7 +23,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from vfiomgr.host.owners import NodeOwner
     from vfiomgr.layout.model import Layout, Selector
-    from vfiomgr.vgpu.model import InstancePlace
+    from vfiomgr.vgpu.instance_model import InstancePlace
 
 _Thing = TypeVar("_Thing")
 

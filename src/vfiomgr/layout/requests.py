@@ -12,7 +12,7 @@ from vfiomgr.engine.plan import Checkpoint, Request, Step
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import InstancePlace
+from vfiomgr.vgpu.instance_model import InstancePlace
 
 if TYPE_CHECKING:
     from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: deferred_types

@@ -17,7 +17,8 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.sriov.steps import SetVfCount
 from vfiomgr.value import Value
-from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence, kept_from_leaving
+from vfiomgr.vgpu.functions import kept_from_leaving
+from vfiomgr.vgpu.steps import RunSriovManage, SetPersistence
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree

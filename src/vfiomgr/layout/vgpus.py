@@ -27,6 +27,7 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
+from vfiomgr.vgpu.instance_plan import vgpu_made_by
 from vfiomgr.vgpu.model import PARAMETERS, Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.placement import find_parents, serving
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
@@ -414,7 +415,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
         narrow = projection.with_vgpus(alone, [one for one in made if one.parent in places])
         request = replace(creation(lacking.request, names), strategy=rule.strategy)
         plan = vgpu_plan.plan_create(narrow, request)
-        new = list(filter(None, map(vgpu_plan.vgpu_made_by, plan.steps)))
+        new = list(filter(None, map(vgpu_made_by, plan.steps)))
         parameters = [
             setting(one.name, None, lacking.request) for one in new if lacking.request.parameters
         ]

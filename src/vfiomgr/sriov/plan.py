@@ -36,18 +36,13 @@ from vfiomgr.sriov.steps import (
 )
 from vfiomgr.units import counted
 from vfiomgr.vgpu.absence import WITHOUT_SRIOV, generation_without_sriov
-from vfiomgr.vgpu.model import counted_places
-from vfiomgr.vgpu.plan import exchange_instances, present_instances, unmovable_instances
+from vfiomgr.vgpu.functions import makes_by_program, persistence_before
+from vfiomgr.vgpu.instance_model import counted_places
+from vfiomgr.vgpu.instance_plan import exchange_instances, present_instances, unmovable_instances
 from vfiomgr.vgpu.projection import without_instances
 from vfiomgr.vgpu.quota import capacity
 from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
-from vfiomgr.vgpu.steps import (
-    DRIVER,
-    RunSriovManage,
-    SetHeterogeneous,
-    makes_by_program,
-    persistence_before,
-)
+from vfiomgr.vgpu.steps import DRIVER, RunSriovManage, SetHeterogeneous
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -12,7 +12,7 @@ from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, pci_device
 from vfiomgr.units import counted
 from vfiomgr.value import Value
-from vfiomgr.vgpu.model import InstancePlace
+from vfiomgr.vgpu.instance_model import InstancePlace
 from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 from vfiomgr.vgpu.steps import FunctionsStep
 

@@ -8,7 +8,8 @@ from vfiomgr.host.kernel import parameters
 from vfiomgr.passthrough.readiness_hints import how_to_bind
 from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA, PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.steps import DRIVER, creation, is_before_ampere, lacks_vgpu_functions
+from vfiomgr.vgpu.functions import creation, is_before_ampere, lacks_vgpu_functions
+from vfiomgr.vgpu.steps import DRIVER
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -19,7 +19,8 @@ from vfiomgr.passthrough.apply import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import pci_device
 from vfiomgr.vgpu import facts, reader
-from vfiomgr.vgpu.model import GpuInstance, InstancePlace, counted_places, is_same_text
+from vfiomgr.vgpu.instance_model import GpuInstance, InstancePlace, counted_places
+from vfiomgr.vgpu.model import is_same_text
 from vfiomgr.vgpu.nvidia_smi import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.steps import (
     AdoptVgpu,

@@ -20,16 +20,8 @@ from vfiomgr.expressions import expression
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.vgpu.facts import ask
-from vfiomgr.vgpu.model import (
-    GpuInstance,
-    GpuMode,
-    GpuPartition,
-    InstanceProfile,
-    VgpuParent,
-    VgpuType,
-    by_start,
-    describe_type,
-)
+from vfiomgr.vgpu.instance_model import GpuInstance, GpuPartition, InstanceProfile, by_start
+from vfiomgr.vgpu.model import GpuMode, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.users.model import HostUse
-from vfiomgr.vgpu.model import GpuMode, GpuPartition, Vgpu, VgpuParent, mark_file
-from vfiomgr.vgpu.steps import makes_by_program
+from vfiomgr.vgpu.functions import makes_by_program
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, mark_file
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.instance_model import GpuPartition
 
 
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:

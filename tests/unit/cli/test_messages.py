@@ -20,7 +20,7 @@ from vfiomgr.errors import VfiomgrError, WriteFailed
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HostPath
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.steps import creation
+from vfiomgr.vgpu.functions import creation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ from vfiomgr.vgpu.steps import CreateVgpu, SetGpuInstances, SetMig, SetVgpuType
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import GpuInstance, InstancePlace
+    from vfiomgr.vgpu.instance_model import GpuInstance, InstancePlace
 
 MIG = GpuMode("0000:41:00.0", heterogeneous=None, mig=True, framebuffer=None)
 NAME = str(VFS[0].address)

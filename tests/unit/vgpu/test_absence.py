@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device, with_facts
 from vfiomgr.vgpu.absence import Absence, absence
+from vfiomgr.vgpu.functions import lacks_vgpu_functions
 from vfiomgr.vgpu.model import VgpuParent
 from vfiomgr.vgpu.placement import no_gpus
-from vfiomgr.vgpu.steps import lacks_vgpu_functions
 
 GPU = pci_device()
 T4: dict[str, Any] = {"device_id": "1eb8", "sriov_totalvfs": 16}

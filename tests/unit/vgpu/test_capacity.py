@@ -7,16 +7,10 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, with_facts
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, vgpu_host
-from vfiomgr.vgpu.capacity import Capacity, gpus, lacking, room, rooms, seats, totals
-from vfiomgr.vgpu.model import (
-    GpuInstance,
-    GpuMode,
-    GpuPartition,
-    Vgpu,
-    VgpuParent,
-    VgpuType,
-    describe_type,
-)
+from vfiomgr.vgpu.capacity import Capacity, gpus, room, rooms, totals
+from vfiomgr.vgpu.instance_model import GpuInstance, GpuPartition
+from vfiomgr.vgpu.instances import lacking, seats
+from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -24,7 +24,7 @@ from vfiomgr.paths import BOOT_ID
 from vfiomgr.pci.model import PciAddress, pci_device
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.model import InstancePlace
+from vfiomgr.vgpu.instance_model import InstancePlace
 from vfiomgr.vgpu.nvidia_smi import read_instances
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, RunSriovManage, SetGpuInstances, SetMig
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.devices import pci_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.tree import HostTree
-from vfiomgr.vgpu.model import InstanceProfile
+from vfiomgr.vgpu.instance_model import InstanceProfile
 from vfiomgr.vgpu.nvidia_smi import (
     parse_instances,
     parse_processes,

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.partitions import A100, instance, partition
-from vfiomgr.vgpu.capacity import lay_out, more_of
+from vfiomgr.vgpu.instances import lay_out, more_of
 
 if TYPE_CHECKING:
-    from vfiomgr.vgpu.model import GpuPartition
+    from vfiomgr.vgpu.instance_model import GpuPartition
 
 NUMBERS = {profile.name: profile.id for profile in A100}
 

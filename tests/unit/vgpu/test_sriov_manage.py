@@ -15,13 +15,9 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.users.model import DeviceUser, HostUse
+from vfiomgr.vgpu.functions import without_functions
 from vfiomgr.vgpu.model import GpuMode, VgpuParent
-from vfiomgr.vgpu.steps import (
-    RunSriovManage,
-    SetHeterogeneous,
-    SetPersistence,
-    without_functions,
-)
+from vfiomgr.vgpu.steps import RunSriovManage, SetHeterogeneous, SetPersistence
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -14,7 +14,7 @@ from vfiomgr.passthrough import guards, isolation
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.steps import creation_of
+from vfiomgr.vgpu.functions import creation_of
 
 if TYPE_CHECKING:
     from vfiomgr.definitions.model import VgpuDefinition

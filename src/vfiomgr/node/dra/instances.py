@@ -18,7 +18,8 @@ from msgspec import Struct
 from vfiomgr.node.dra.counters import FUNCTIONS, Offer, Offers, Share
 
 if TYPE_CHECKING:
-    from vfiomgr.vgpu.model import GpuInstance, GpuPartition, InstanceProfile, Vgpu, VgpuType
+    from vfiomgr.vgpu.instance_model import GpuInstance, GpuPartition, InstanceProfile
+    from vfiomgr.vgpu.model import Vgpu, VgpuType
 
 _ENGINES = ("multiprocessors", "decoders", "encoders", "jpeg-engines", "optical-flow-engines")
 """In the order of `InstanceProfile.engines`."""

@@ -8,9 +8,9 @@ from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.table import wrapped
 from vfiomgr.snapshot.named import find_address
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
+from vfiomgr.vgpu.functions import creation, without_functions
 from vfiomgr.vgpu.placement import find_parents, no_gpus
 from vfiomgr.vgpu.quota.capacity import function_rooms
-from vfiomgr.vgpu.steps import creation, without_functions
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

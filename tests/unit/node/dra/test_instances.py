@@ -17,8 +17,8 @@ from tests.unit.vgpus import add_divided_gpu
 from tests.unit.vgpus import instance as vgpu_on
 from vfiomgr.node.dra.plan import pools
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.vgpu.capacity import lay_out
-from vfiomgr.vgpu.model import GpuMode, GpuPartition, VgpuType, describe_type
+from vfiomgr.vgpu.instances import lay_out
+from vfiomgr.vgpu.model import GpuMode, VgpuType, describe_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.node.dra.model import DraDevice, Pool
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.instance_model import GpuPartition
 
 GPU = "0000:01:00.0"
 POOL = f"{NODE}/gpu-0000-01-00-0"
