@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import Unpack
 
 import click
@@ -22,7 +22,7 @@ from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.kata.kubernetes import parse_selector
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.kata.pod_commands import print_objects
-from vfiomgr.layout.commands.changes import complete_layout
+from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.node.commands.run import NamingOptions, arguments_of, node_settings
 from vfiomgr.node.manifests import (
@@ -95,13 +95,7 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
 @file_option(
     "--with-layout", "file", text="Add privileged pods that apply the layout in FILE to the nodes."
 )
-@click.option(
-    "--layout",
-    "name",
-    metavar="NAME",
-    shell_complete=complete_layout,
-    help="Name of the layout, if FILE has several.",
-)
+@layout_option
 @click.option(
     "--unit",
     type=click.Choice(tuple(RENDERERS)),
@@ -156,12 +150,12 @@ def manifests(
     if binding_conditions and not dra:
         forbid_alone(BINDING_CONDITIONS, "--dra", "only claims have such conditions")
     if as_services:
-        _forbid_daemon_set(click.get_current_context().params)
+        _forbid_daemon_set(dra=dra)
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
     if unit is not None:
         has_claims = dra and unit == AGENT.name
-        _forbid_objects(click.get_current_context().params, has_claims=has_claims)
+        _forbid_objects(has_claims=has_claims)
         if has_claims:
             root = named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session)
             more = (BINDING_CONDITIONS,) if binding_conditions else ()
@@ -202,46 +196,30 @@ def manifests(
 
 _FOR_CLAIMS = ("distribution", "kubelet_root", "dra", "binding_conditions", "events")
 """Options of objects that the unit of an agent with claims needs too."""
-_OPTIONS = {
-    "file": "--with-layout",
-    "name": "--layout",
-    "selectors": "--node-selector",
-    "gpu_operator": "--stop-gpu-operator",
-    "as_services": "--no-daemon-set",
-}
-"""Options whose parameters have other names."""
+_OF_PODS = ("image", "file", "selectors", "binder")
+_OF_OBJECTS = (*_FOR_CLAIMS, *_OF_PODS, "selinux", "gpu_operator", "as_services", "name")
 
 
-def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> None:
+def _given(names: Iterable[str]) -> Iterator[str]:
+    """The options that are given, as help shows them, of parameters of the command."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if option.name in set(names) and context.params[option.name]:
+            yield option.opts[0]
+
+
+def _forbid_objects(*, has_claims: bool) -> None:
     """Reject options for objects where a unit is printed."""
-    for name in (
-        "distribution",
-        "kubelet_root",
-        "image",
-        "selectors",
-        "selinux",
-        "events",
-        "dra",
-        "binding_conditions",
-        "binder",
-        "gpu_operator",
-        "as_services",
-        "file",
-        "name",
-    ):
-        if parameters[name] and not (has_claims and name in _FOR_CLAIMS):
-            option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-            forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
+    for option in _given(set(_OF_OBJECTS).difference(_FOR_CLAIMS if has_claims else ())):
+        forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
 
 
-def _forbid_daemon_set(parameters: Mapping[str, object]) -> None:
+def _forbid_daemon_set(*, dra: bool) -> None:
     """Reject options of DaemonSets where none is printed."""
-    if not parameters["dra"]:
+    if not dra:
         forbid_alone("--no-daemon-set", "--dra", "there are no other objects")
-    for name in ("image", "file", "selectors", "binder"):
-        if parameters[name]:
-            option = _OPTIONS.get(name, f"--{name}")
-            forbid_together("--no-daemon-set", option, "it is for a DaemonSet")
+    for option in (option for name in _OF_PODS for option in _given([name])):
+        forbid_together("--no-daemon-set", option, "it is for a DaemonSet")
 
 
 def _program() -> str:
