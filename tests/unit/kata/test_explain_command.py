@@ -37,6 +37,14 @@ def document(answer: Answer) -> Any:
     return item
 
 
+def test_steps_that_say_the_same_share_a_line(run: Run, tmp_path: Path) -> None:
+    node = KataNode(tmp_path / "node", "go")
+    node.change(node.pod, "pgpu", "nosuch")
+    answer = run("--root", str(node.root), "check", "pod", str(node.pod))
+    line = "unknown  node, functions, root ports, guest  no candidate device is known\n"
+    assert answer.stdout.count("no candidate device") == answer.stdout.count(line) == 1
+
+
 @pytest.mark.parametrize("runtime", ["go", "rs"])
 @pytest.mark.parametrize("form", ["group", "cdev"])
 def test_a_right_pod_has_its_chain_up_to_the_index_in_the_guest(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Unpack
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.options import READING, Format, declared, flag, session_options
 from vfiomgr.cli.output import Marked, finding_document, print_document, say
@@ -93,8 +95,10 @@ def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     elif item.kind in POD_TEMPLATES:
         how = ": not a Kata pod: Kata's chain is not checked"
     yield f"{item.kind} {item.pod}{place}{handler}{how}"
-    for step in item.steps:
-        yield from _step_lines(step, is_whole=is_whole)
+    for _, alike in groupby(item.steps, lambda s: (s.state, s.parts, s.looked_at, s.breaks)):
+        steps = tuple(alike)
+        name = ", ".join(step.name for step in steps)
+        yield from _step_lines(replace(steps[0], name=name), is_whole=is_whole)
     if item.devices:
         which = (
             "each device that the kubelet could assign" if len(item.devices) > 1 else "the device"
@@ -118,7 +122,7 @@ def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
         looked = _first(looked)
         breaks, more = first_of(sorted(breaks, key=by_severity), _BREAKS, ": -v shows all")
     state = step.state.ljust(_STATE_WIDTH)
-    yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH)}{what}")
+    yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH - 2)}  {what}")
     if looked:
         yield f"{_INDENT}  checked: {', '.join(looked)}"
     for found in breaks:
