@@ -271,6 +271,19 @@ def test_a_file_is_not_compared_with_itself(run: Run, fleet: Path) -> None:
     assert "nothing to compare: AFTER has no other snapshot than BEFORE" in answer.stderr
 
 
+def test_a_note_on_both_directories_is_printed_once(
+    run: Run, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    output = str(tmp_path / "copy")
+    for words in (
+        ("diff", str(fleet), str(fleet)),
+        ("export", *[str(fleet)] * 2, "--output", output),
+    ):
+        assert run("fleet", *words).stderr.count("cannot keep an index in") == 1
+
+
 def test_exports_are_redacted_alike(run: Run, fleet: Path, tmp_path: Path) -> None:
     after = tmp_path / "after"
     after.mkdir()

@@ -63,6 +63,18 @@ def snapshots_in(places: Iterable[str]) -> list[str]:
     return files
 
 
+def once(on_note: Callable[[str], None] = note) -> Callable[[str], None]:
+    """The same for several reads, which passes each text on only once."""
+    told: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            on_note(text)
+
+    return tell
+
+
 def read_fleet(
     places: Iterable[str],
     kind: str,

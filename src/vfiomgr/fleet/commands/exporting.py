@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.options import complete_directory, session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.fleet.commands.common import directories, snapshots_in, summarized
+from vfiomgr.fleet.commands.common import directories, once, snapshots_in, summarized
 from vfiomgr.fleet.exporting import export as exported
 from vfiomgr.fleet.index import Index
 from vfiomgr.fleet.model import HostSummary, Unreadable
@@ -49,10 +49,11 @@ def export(session: Session, *, places: tuple[str, ...], output: str, redact: bo
     """
     found: list[tuple[str, str, str]] = []
     unreadable = []
+    tell = once()
     for place in places:
         is_below = len(places) > 1 and os.path.isdir(place)
         below = os.path.basename(os.path.abspath(place)) if is_below else ""
-        for path, one in Index("summary", HostSummary, summarized, note).of(snapshots_in([place])):
+        for path, one in Index("summary", HostSummary, summarized, tell).of(snapshots_in([place])):
             if isinstance(one, Unreadable):
                 note(f"not exported: {one.why}")
                 unreadable.append(one)

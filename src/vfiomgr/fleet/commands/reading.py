@@ -17,7 +17,7 @@ from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.fleet.checking import HostReport, by_rule, report_of
-from vfiomgr.fleet.commands.common import age, directories, hosts_of, read_fleet, silent
+from vfiomgr.fleet.commands.common import age, directories, hosts_of, once, read_fleet, silent
 from vfiomgr.fleet.differences import Inventory, differences, inventory
 from vfiomgr.fleet.model import STATES, Fleet, HostSummary, hosts
 from vfiomgr.listing import first_of
@@ -202,8 +202,9 @@ def diff(session: Session, *, before: str, after: str) -> int:
       vfiomgr fleet diff before after
       vfiomgr fleet diff snapshots/gpu01.json snapshots
     """
-    old = read_fleet((before,), "inventory", Inventory, inventory)
-    new = read_fleet((after,), "inventory", Inventory, inventory)
+    tell = once()
+    old = read_fleet((before,), "inventory", Inventory, inventory, on_note=tell)
+    new = read_fleet((after,), "inventory", Inventory, inventory, on_note=tell)
     pairs, missing, added = _paired(old, new, is_reference=not os.path.isdir(before))
     found = differences(pairs)
     unreadable = (*old.unreadable, *new.unreadable)
