@@ -109,7 +109,7 @@ def _report(course: _Course, expressed: frozenset[str]) -> None:
     for device in course.functions:
         settings = [name for name in settings_of(course.host, device) if name not in expressed]
         if settings:
-            course.leave(device, f"not exported: {', '.join(settings)}; use a layout for them")
+            course.leave(device, f"not exported: {', '.join(settings)}; use a layout")
     for device in course.host.devices:
         if device.sriov_numvfs and not device.is_on_vfio:
             functions = counted(device.sriov_numvfs, "virtual function")

@@ -177,7 +177,8 @@ def tell_how_to_bind(source: HostSource, host: HostSnapshot, devices: Iterable[P
             shown = found.summary
             if found.subject == str(device):
                 shown = f"it{shown.removeprefix(found.subject)}"
-            source.on_note(f"{begin}; vfiomgr bind refuses it: {shown}; remedy: {found.hint}")
+            source.on_note(f"{begin}; vfiomgr bind refuses it: {shown}")
+            source.on_note(f"  remedy: {found.hint}")
         if not diagnostics:
             source.on_note(f"{begin}; bind it with: vfiomgr bind {device.address}")
         elif told.issuperset(diagnostics):

@@ -256,7 +256,7 @@ def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
     assert told.status == 0
     assert told.stderr == (
         "0000:00:02.0 (Device 8086:4680) is on i915; vfiomgr bind refuses it: it is the "
-        "console's display (boot_vga is 1); remedy: make another display the primary one in the "
+        "console's display (boot_vga is 1)\n  remedy: make another display the primary one in the "
         "firmware setup, or see whether the desktop can release it: vfiomgr check console "
         "0000:00:02.0, or, if you can reach this host over the network, pass --allow "
         "boot-display\n"
@@ -291,20 +291,21 @@ def test_each_problem_of_a_device_for_a_guest_has_a_line_and_is_told_once(
     nic, disk = "0000:04:00.0 (Device 8086:10d3)", "0000:04:01.0 (Device 144d:a808)"
     refuses = "vfiomgr bind refuses it:"
     begins = [
-        f"{nic} is on e1000e; {refuses} it carries the default route: interface enp4s0; remedy: ",
+        f"{nic} is on e1000e; {refuses} it carries the default route: interface enp4s0",
         f"{nic} is on e1000e; {refuses} IOMMU group 20 also holds {disk} on nvme, ",
-        f"{disk} is on nvme; {refuses} it has a disk that the host uses: /dev/nvme0n1p2 on /; ",
+        f"{disk} is on nvme; {refuses} it has a disk that the host uses: /dev/nvme0n1p2 on /",
         f"{disk} is on nvme; {refuses} IOMMU group 20 also holds {nic} on e1000e, ",
     ]
     lines = answer.stderr.splitlines()
-    assert len(lines) == len(begins)
-    for line, begin in zip(lines, begins, strict=True):
+    assert len(lines) == 2 * len(begins)
+    assert all(line.startswith("  remedy: ") for line in lines[1::2])
+    for line, begin in zip(lines[::2], begins, strict=True):
         assert line.startswith(begin)
 
 
 def test_the_functions_of_a_slot_share_one_reason(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.put("/sys/bus/pci/devices/0000:01:00.0/boot_vga", "1")
-    first, second = run("libvirt", "hostdev", "0000:01:00.0").stderr.splitlines()
+    first, _, second = run("libvirt", "hostdev", "0000:01:00.0").stderr.splitlines()
     assert "is on nvidia; vfiomgr bind refuses it: it is the console's display" in first
     assert second.endswith("is on snd_hda_intel; vfiomgr bind refuses it for the same reason")
 
