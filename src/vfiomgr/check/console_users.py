@@ -23,7 +23,7 @@ from vfiomgr.persistence.reservation import reservation_file, reservations
 from vfiomgr.users import desktop as programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -156,13 +156,12 @@ def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnosti
     keepers = list(filter(is_keeper, others))
     ending = dict.fromkeys(user for user in others if user not in keepers)
     if ending:
-        pids = " ".join(dict.fromkeys(str(user.pid) for user in ending))
         yield warning(
             "console-process",
             f"other processes have {context.device} open",
             tuple(f"{user}: {user.node}" for user in ending),
             "a program that computes or renders on the card releases it only when it ends",
-            f"let them finish, or end them: kill {pids}",
+            f"let them finish, or end them: {_end(ending, desktop)}",
             subject=context.device,
         )
     if keepers and not any(context.sessions(desktop)):
@@ -174,6 +173,17 @@ def processes(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnosti
             "find the session with loginctl, and end it: loginctl terminate-session ID",
             subject=context.device,
         )
+
+
+def _end(users: Iterable[DeviceUser], desktop: DesktopFacts) -> str:
+    """The commands that end processes; systemd may start that of a service again (Restart=)."""
+    found: dict[str, dict[str, None]] = {"systemctl stop": {}, "kill": {}}
+    system = {process.pid for process in desktop.processes if process.uid is None}
+    for user in users:
+        is_service = user.pid in system and (user.unit or "").endswith(".service")
+        verb = "systemctl stop" if is_service else "kill"
+        found[verb][str(user.unit if is_service else user.pid)] = None
+    return "; ".join(" ".join((verb, *names)) for verb, names in found.items() if names)
 
 
 def compositors(context: DesktopCard, desktop: DesktopFacts) -> Iterator[Diagnostic]:

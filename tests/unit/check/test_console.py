@@ -161,6 +161,18 @@ def test_services_and_computing_processes(tmp_path: Path) -> None:
     assert not found(report, "console-session")
 
 
+def test_a_service_is_stopped_since_systemd_may_start_it_again(tmp_path: Path) -> None:
+    """pop-os/system76-power#448: ollama, whose unit has Restart=always."""
+    desktop = Desktop(tmp_path)
+    desktop.service(700, "ollama", "ollama.service", "/dev/dri/renderD128")
+    desktop.service(701, "ollama", "ollama.service", "/dev/dri/card0")
+    process = one(check_console(read(desktop)), "console-process")
+    assert process.remedy == "let them finish, or end them: systemctl stop ollama.service"
+    desktop.process(710, "python3", "/user.slice/user-1000.slice/a.service", "/dev/dri/card0")
+    both = one(check_console(read(desktop)), "console-process").remedy
+    assert both.endswith("end them: systemctl stop ollama.service; kill 710")
+
+
 def test_systemd_that_keeps_a_card_is_not_to_be_killed(tmp_path: Path) -> None:
     desktop = Desktop(tmp_path)
     desktop.service(600, "systemd-logind", "systemd-logind.service", "/dev/dri/card0")
