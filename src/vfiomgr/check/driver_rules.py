@@ -17,7 +17,7 @@ from vfiomgr.host.kernel import parameters
 from vfiomgr.listing import first_of
 from vfiomgr.passthrough import guards, isolation
 from vfiomgr.passthrough.readiness_hints import bind_remedy
-from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, PCI_DRIVERS_PROBE, echo
 from vfiomgr.pci.drivers import parse_pci_ids
 from vfiomgr.pci.iommu import (
     HARMLESS_DRIVERS,
@@ -675,7 +675,16 @@ def _not_in_initramfs(host: HostSnapshot, is_named: bool) -> Iterator[str]:  # n
 
 
 def not_probed(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report functions with a driver_override for VFIO that no driver has bound."""
+    """Report functions with a driver_override that no driver has bound."""
+    for device in filter(host.awaits_probe, host.devices):
+        yield info(
+            "override-not-probed",
+            f"{device} has driver_override {device.driver_override} and no driver",
+            (f"/sys/bus/pci/drivers/{device.driver_override} exists",),
+            "who returned it to the host did not have it probed, or its driver failed (kernel log)",
+            f"have the kernel bind it: {echo(str(device.address), PCI_DRIVERS_PROBE)}",
+            subject=device,
+        )
     waiting = [
         d for d in host.devices if d.driver is None and (d.driver_override or "").startswith("vfio")
     ]

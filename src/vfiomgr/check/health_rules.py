@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import Diagnostic, finding, info, warning
+from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import pci_device
 from vfiomgr.snapshot.health import carriers, hops, missing, path_to
 from vfiomgr.units import counted
@@ -29,9 +32,6 @@ _SLOW_READINGS, _SLOW_SECONDS = 100, 86400.0
 """Readings without a faster link of a GPU, and their time, after which its speed is reported: its
 guest may let it idle for hours."""
 _NVIDIA, _AMD = "10de", "1002"
-_D3COLD = "D3cold"
-_AWAKE = frozenset({"active", "error"})
-"""A function in D3cold that is awake or failed to wake up lost its power."""
 _OF_TRANSACTIONS = frozenset({"NonFatalErr"})
 """Corrected errors that are none of the link (advisory non-fatal errors, PCIe 6.0, 6.2.3.2.4)."""
 _UNREAD = "regular readings (vfiomgr metrics install)"
@@ -130,15 +130,10 @@ def _text(width: int | None, speed: float | None) -> str:
     return f"{'unknown width' if width is None else f'x{width}'}, {at}"
 
 
-def lost_power(device: PciDevice) -> bool:
-    """Whether a function does not wake up from D3cold."""
-    return device.power_state == _D3COLD and device.runtime_status in _AWAKE
-
-
 def no_power(host: HostSnapshot, devices: Devices = None) -> Iterator[Diagnostic]:
     """Report functions that do not wake up from D3cold."""
     for device in _functions(host, devices):
-        if lost_power(device):
+        if device.has_lost_power and host.removed_first(device) is None:
             yield warning(
                 "stuck-in-d3cold",
                 f"{device.address} does not wake up from D3cold",
@@ -274,6 +269,15 @@ def gone(host: HostSnapshot) -> Iterator[Diagnostic]:
             "removed it, this finding ends with the next boot",
             subject=address,
         )
+
+
+def half_removed(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report what is left of a card whose function 0 was removed."""
+    for device in filter(host.removed_first, host.devices):
+        for found in guards.silence(host, device):
+            state = f"{pci_device(device.address)}/power_state: {device.power_state}"
+            why = "it may be without power; suspend and resume then wait for it for a minute"
+            yield replace(found, severity="warning", evidence=(state,), why=why)
 
 
 def unread(host: HostSnapshot) -> Iterator[str]:

@@ -108,6 +108,7 @@ RULES: RuleSet[HostSnapshot] = register(
             rule(device_rules.resizable_bar, "resizable-bar"),
             rule(health_rules.findings, *health_rules.OF_DEVICES),
             rule(health_rules.gone, "device-gone"),
+            rule(health_rules.half_removed, "half-removed"),
             reading(
                 _READINESS,
                 platform_rules.interrupt_remapping,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from vfiomgr.check.health_rules import lost_power
 from vfiomgr.diagnostic import Diagnostic, Remedy, as_remedies, blocker
 from vfiomgr.expressions import expression
 from vfiomgr.node.model import NodeUnit
@@ -271,7 +270,7 @@ def _errors(context: UnitContext) -> Iterator[Diagnostic]:
 
 def _no_power(context: UnitContext) -> Iterator[Diagnostic]:
     for device in context.present:
-        if lost_power(device):
+        if device.has_lost_power:
             yield context.blocker(
                 "stuck-in-d3cold",
                 f"{device.address} does not wake up from D3cold",

@@ -20,7 +20,7 @@ from vfiomgr.passthrough.isolation import (
 )
 from vfiomgr.pci.drivers import PLAIN, PLAIN_MODULE, best_variant
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA
+from vfiomgr.pci.model import CLASS_DISPLAY, CLASS_VGA, pci_device
 from vfiomgr.pci.slots import chipset_role
 from vfiomgr.rules.runner import kernel_option
 from vfiomgr.units import Version, counted, size
@@ -156,15 +156,19 @@ def missing_driver(host: HostSnapshot, drivers: Iterable[str]) -> Iterator[Diagn
         )
 
 
-def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse a function that fell off the bus."""
-    if not device.is_responsive:
-        yield blocker(
-            "silent-device",
-            device,
-            f"{device} does not answer: its configuration space reads as all ones",
-            "check dmesg, then power-cycle the device or the host",
-        )
+def silence(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a function that fell off the bus, or is left of a removed card."""
+    first, place = host.removed_first(device), pci_device(device.address)
+    if first is not None:
+        rule, what = "half-removed", f"is left of a card whose function {first} was removed"
+        remedy = f"remove it too: echo 1 > {place}/remove; or find the card again: echo 1 > "
+        remedy += "/sys/bus/pci/rescan"
+    elif not device.is_responsive:
+        rule, what = "silent-device", "does not answer: its configuration space reads as all ones"
+        remedy = "check dmesg, then power-cycle the device or the host"
+    else:
+        return
+    yield blocker(rule, device, f"{device} {what}", remedy)
 
 
 def unassigned_bar(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
@@ -260,6 +264,9 @@ def unusable(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     yield from missing_backend(host)
     for guard in (silence, unassigned_bar, reserved_region, firmware_framebuffer):
         yield from guard(host, device)
+    if device.has_lost_power:
+        remedy = f"power-cycle the host; then: vfiomgr bind {device.address} --no-d3cold"
+        yield blocker("stuck-in-d3cold", device, f"{device} does not wake up from D3cold", remedy)
 
 
 def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

@@ -28,6 +28,7 @@ from vfiomgr.passthrough.steps import (
     SaveOriginalState,
     Unbind,
 )
+from vfiomgr.paths import PCI_DRIVERS_PROBE, echo
 from vfiomgr.pci.drivers import (
     PLAIN,
     DriverState,
@@ -334,6 +335,11 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
                 *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
                 *device_notes(host, moving),
                 *_still_listed(host, moving),
+                *(
+                    f"{d} has driver_override {d.driver_override} and no driver; have the kernel "
+                    f"bind it: {echo(str(d.address), PCI_DRIVERS_PROBE)}"
+                    for d in filter(host.awaits_probe, targets)
+                ),
                 *kept.notes,
             ]
         ),

@@ -392,6 +392,11 @@ class PciDevice(Value):
         )
 
     @property
+    def has_lost_power(self) -> bool:
+        """Whether it is in D3cold although it is awake or failed to wake up."""
+        return self.power_state == "D3cold" and self.runtime_status in ("active", "error")
+
+    @property
     def bridges(self) -> tuple[str, ...]:
         """The root complex and the bridges above it, `pci0000:00` and `0000:00:03.0`.
 

@@ -11,7 +11,7 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.drivers import is_variant_module
 from vfiomgr.pci.iommu import IommuGroup, blockers
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, is_vfio_driver
 from vfiomgr.pci.slots import is_integrated, one_device
 from vfiomgr.snapshot.named import unknown_device
 from vfiomgr.snapshot.values import DeviceState, Holder, HostFacts
@@ -105,6 +105,22 @@ class HostSnapshot(HostFacts):
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The functions of its slot that are passed through with it (see `one_device`)."""
         return one_device(device, self._by_slot.get(device.address.slot, ()))
+
+    def removed_first(self, device: PciDevice) -> PciAddress | None:
+        """Function 0 of a card that was removed without this one; a guest may have it alone.
+
+        The kernel finds no other function of a slot without it (pci_scan_slot in probe.c).
+        """
+        domain, bus, number = device.address.slot
+        first = PciAddress(domain, bus, number, 0)
+        is_seen = first in self._by_address or str(first) in self.pci_unidentified
+        is_alone = is_seen or device.physical_function is not None or device.is_on_root_bus
+        return None if is_alone or self.kernel.runs_on == "guest" else first
+
+    def awaits_probe(self, device: PciDevice) -> bool:
+        """Whether it has no driver, and a driver_override for a registered driver of the host."""
+        name = device.driver_override or ""
+        return device.driver is None and name in self.pci_drivers and not is_vfio_driver(name)
 
     def is_integrated(self, device: PciDevice) -> bool:
         """Whether it belongs to the chipset or the CPU, and has no slot to be moved from."""

@@ -584,3 +584,21 @@ def test_libvirt_without_mdevctl(tools: tuple[str, ...], family: Any, expected: 
     known = facts(distribution=Distribution("ubuntu", "Ubuntu", tools))
     assert severity(host(readiness=known, vgpu_parents=(parent,)), "mdevctl-missing") == expected
     assert severity(host(readiness=known), "mdevctl-missing") is None
+
+
+@pytest.mark.parametrize(
+    ("override", "driver", "is_found"),
+    [("mlx5_core", None, True), ("none", None, False), ("mlx5_core", "mlx5_core", False)],
+)
+def test_an_override_for_a_driver_of_the_host_was_not_probed(
+    override: str, driver: str | None, *, is_found: bool
+) -> None:
+    """kata-containers#13837: no driver of that name is registered if someone wants none."""
+    left = device(driver=driver, driver_override=override)
+    seen = host(left, pci_drivers=("mlx5_core",), readiness=facts())
+    finding = found(seen, "override-not-probed")
+    assert (finding is not None) == is_found
+    if finding is not None:
+        assert finding.remedy == (
+            f"have the kernel bind it: echo {left.address} > /sys/bus/pci/drivers_probe"
+        )

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.functions import Link
 from tests.fakes.kernel import FakeKernel
 from vfiomgr.check import health_rules
+from vfiomgr.check.plan import check
+from vfiomgr.engine.registry import plan
+from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
@@ -344,3 +348,26 @@ def test_no_suspended_function_is_woken_for_the_counters(kernel: FakeKernel) -> 
     at(kernel, 1100)
     errors(kernel, NIC, correctable=100)
     assert found(kernel).keys() == {"corrected-errors"}
+
+
+def test_what_is_left_of_a_removed_card_is_found(kernel: FakeKernel) -> None:
+    """pedro00dk/nvidia-exec#45: the audio function of a GPU that a tool removed."""
+    left, first = GPU.replace(".0", ".1"), GPU
+    kernel.add_pci(left, vendor="10de", device="228e", class_code="040300", bridge=DOWN, group=43)
+    assert "half-removed" not in found(kernel)
+    host = api.scan(kernel)
+    without = [each for each in host.devices if str(each.address) != first]
+    gone = replace(host, devices=tuple(without))
+    (one,) = [each for each in check(gone).findings if each.rule == "half-removed"]
+    assert one.severity == "warning"
+    assert f"function {first} was removed" in one.summary
+    assert f"echo 1 > {PCI_DEVICES}/{left}/remove" in one.remedy
+    with pytest.raises(Refusal, match="is left of a card"):
+        plan(gone, Bind((PciAddress.parse(left),)))
+    silent = [replace(each, is_responsive=False) for each in without]
+    assert "half-removed" in {r.rule for r in check(replace(gone, devices=tuple(silent))).findings}
+    in_guest = replace(gone, kernel=replace(gone.kernel, runs_on="guest"))
+    unread = replace(gone, pci_unidentified=(first,))
+    virtual = [replace(d, physical_function=PciAddress.parse(NIC)) for d in without]
+    for other in (in_guest, unread, replace(gone, devices=tuple(virtual))):
+        assert "half-removed" not in {each.rule for each in check(other).findings}

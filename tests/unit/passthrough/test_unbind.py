@@ -69,3 +69,13 @@ def test_a_guest_that_holds_the_device_is_named(node: str) -> None:
     host = with_facts(host_of(held), users=(DeviceUser(node, 4711, "qemu-system-x86"),))
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         unbind(host)
+
+
+def test_a_function_without_its_host_driver_is_to_be_probed() -> None:
+    """kata-containers#13837: driver_override was written, and drivers_probe was not."""
+    left = replace(GPU, driver=None, driver_override="nvidia")
+    made = plan(with_facts(host_of(left), pci_drivers=("nvidia",)), Unbind((GPU.address,)))
+    assert made.is_empty
+    assert f"echo {GPU.address} > /sys/bus/pci/drivers_probe" in made.notes[0]
+    other = plan(with_facts(host_of(left), pci_drivers=("vfio-pci",)), Unbind((GPU.address,)))
+    assert not other.notes

@@ -254,3 +254,16 @@ def test_power_needs_its_own_backend(
         hint = refusal(with_facts(host_of(GPU), **facts)).hint
         assert "CONFIG_SPAPR_TCE_IOMMU" in hint
         assert "type1" not in hint
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "is_found"),
+    [("D3cold", "error", True), ("D3cold", "suspended", False), ("D3hot", "error", False)],
+)
+def test_a_function_that_does_not_wake_up_is_of_no_use(
+    state: str, status: str, *, is_found: bool
+) -> None:
+    """kata-containers#11708: it is on vfio-pci, and each guest with it fails."""
+    gpu = replace(GPU, driver="vfio-pci", power_state=state, runtime_status=status)
+    rules = {each.rule for each in unusable(host_of(gpu), gpu)}
+    assert ("stuck-in-d3cold" in rules) == is_found
