@@ -155,3 +155,4 @@ def test_groups_of_confidential_guests_are_refused_since_3_26(
     node.change(CONFIGURATION, "machine_type", "confidential_guest = true\nmachine_type")
     found = found_by(explained(run, node, version))
     assert ("kata-confidential-group" in found) == is_refused
+    assert ("kata-confidential-mappings" in found) != is_refused

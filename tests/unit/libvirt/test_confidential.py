@@ -26,7 +26,7 @@ FEATURES = "<features><acpi/><pmu state='off'/><smm state='off'/><ioapic driver=
 TDX = xml(
     before=FEATURES + LAUNCH + "<numatune><memory nodeset='0'/></numatune>",
     firmware=" firmware='efi'",
-)
+).replace("<source>", "<driver iommufd='yes'/><source>")
 
 
 def backing(elements: str) -> str:
@@ -175,6 +175,14 @@ def test_a_domain_that_fits_has_no_finding() -> None:
 def test_what_a_domain_cannot_have(old: str, new: str, rule: str) -> None:
     assert old in TDX
     assert rule in troubles(judge(TDX.replace(old, new)))
+
+
+def test_devices_of_a_confidential_guest_need_iommufd() -> None:
+    """QEMU maps its memory by pages, and a container of VFIO allows 65535 mappings."""
+    finding = found(judge(TDX.replace("<driver iommufd='yes'/>", "")), "confidential-iommufd")
+    assert finding is not None
+    assert (finding.severity, len(finding.evidence)) == ("warning", 3)
+    assert finding.remedy == "write <driver iommufd='yes'/> into each <hostdev> (libvirt 12.1.0)"
 
 
 def test_a_guest_that_is_not_confidential_has_none_of_it() -> None:

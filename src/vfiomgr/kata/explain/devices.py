@@ -326,12 +326,18 @@ def _of_cdev(context: PodContext, node: str) -> Iterator[Diagnostic]:
 
 
 def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
-    settings = context.settings
-    is_refused = not context.is_rs and context.release.version >= _REFUSES_GROUPS
-    if settings is not None and settings.is_confidential and is_refused:
+    settings, release = context.settings, context.release
+    if settings is None or not settings.is_confidential:
+        return
+    remedy = f"use the device node instead ({VFIO_CDEVS}/vfioN: iommufd)"
+    if not context.is_rs and release.version >= _REFUSES_GROUPS:
         what = f"the Go runtime does not accept group {node} for confidential guests"
-        remedy = f"use the device node instead ({VFIO_CDEVS}/vfioN)"
         yield chain_break("kata-confidential-group", node, what, remedy)
+    else:
+        what = f"by group {node} VFIO allows 65535 mappings, one for each page of 4 KiB that a "
+        what += "confidential guest shares, and QEMU may run out of them (No space left on device)"
+        remedy += "" if release.takes_cdevs else f", with Kata {CDEVS_SINCE[release.runtime]}"
+        yield chain_break("kata-confidential-mappings", node, what, remedy, is_certain=False)
 
 
 def _lost(context: PodContext, node: str, members: Sequence[PciDevice]) -> Iterator[Diagnostic]:

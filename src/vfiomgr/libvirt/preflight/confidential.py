@@ -16,6 +16,7 @@ from vfiomgr.libvirt.build.confidential import (
     QEMU_WITH_DEVICES,
     QEMU_WITHOUT_VIRTIO_MEM,
 )
+from vfiomgr.libvirt.releases import IOMMUFD
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ NAMES = (
     "confidential-firmware",
     "confidential-cpu",
     "confidential-viommu",
+    "confidential-iommufd",
     "confidential-locked",
     "confidential-mapped",
     "confidential-preallocated",
@@ -61,6 +63,7 @@ def confidential(context: PreflightContext) -> Iterator[Diagnostic]:
     yield from _firmware(context, launch, cited)
     yield from _cpu(context, launch, cited)
     yield from _viommu(context, cited)
+    yield from _mappings(context, cited)
     yield from _all_memory(context, launch, cited)
     yield from _memory_devices(context, launch, cited)
     if launch.shares_memory:
@@ -179,6 +182,21 @@ def _viommu(context: PreflightContext, cited: str) -> Iterator[Diagnostic]:
             (*map(context.cite_iommu, iommus), cited),
             "QEMU cannot read its tables in private memory, so that devices reach nothing",
             "remove the <iommu>",
+        )
+
+
+def _mappings(context: PreflightContext, cited: str) -> Iterator[Diagnostic]:
+    """QEMU maps pages alone, to unmap what becomes private (dma_entry_limit; NVIDIA/nvtrust#46)."""
+    old = [h for h in context.hostdevs if h.kind == "pci" and not context.uses_iommufd(h)]
+    if old:
+        yield warning(
+            "confidential-iommufd",
+            "a confidential guest has devices without iommufd",
+            (*map(context.cite, old), cited),
+            "VFIO allows 65535 mappings, one for each page of 4 KiB that the guest shares",
+            f"write <driver iommufd='yes'/> into each <hostdev> (libvirt {IOMMUFD.since})"
+            if context.is_of_libvirt
+            else "leave out --no-iommufd",
         )
 
 
