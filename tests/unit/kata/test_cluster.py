@@ -286,3 +286,68 @@ def test_the_first_driver_of_claims_is_older_than_generated_names(
     node.pod.write_text(json.dumps({"kind": "List", "items": [driver, template]}))
     line = ("--root", str(node.root), "check", "pod", str(node.pod), "--format", "json")
     assert ("dra-driver-release" in run(*line).stdout) == is_found
+
+
+def harvester(kind: str, node: str, address: str = "0000:41:00.0", **more: str) -> dict[str, Any]:
+    """An object of Harvester for a device of a node."""
+    name = f"{node}-{address[5:].replace(':', '').replace('.', '').rjust(9, '0')}"
+    fields = {"address": address, "nodeName": node, **more}
+    return {
+        "apiVersion": "devices.harvesterhci.io/v1beta1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "status" if kind == "PCIDevice" else "spec": fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("address", "group", "rule"),
+    [
+        ("0000:41:00.0", "61", "harvester-group"),
+        ("0000:3f:00.0", "61", "harvester-moved"),
+        ("0000:41:00.0", None, None),
+    ],
+)
+def test_objects_of_harvester_are_compared_with_the_host(
+    run: Run, node: KataNode, address: str, group: str | None, rule: str | None
+) -> None:
+    """harvester#6892: the group of before an upgrade; #6518: a card that moved."""
+    name = "nvidia.com/AD102_ANY"
+    more = {"resourceName": name} | ({"iommuGroup": group} if group else {})
+    device = harvester("PCIDevice", "node1", address, **more)
+    claim = harvester("PCIDeviceClaim", "node1", address)
+    vm = guest(name)
+    vm["spec"]["domain"]["devices"]["hostDevices"][0]["name"] = device["metadata"]["name"]
+    base = kubevirt([permitted(name, externalResourceProvider=True)], GATES)
+    assert rules(run, node, base, device, claim, vm) == ({rule} if rule else set())
+    found = found_by(explained(run, node, "4.1"))
+    if rule == "harvester-moved":
+        assert "its IDs are at 0000:41:00.0" in str(found[rule])
+
+
+def test_a_guest_with_the_device_of_one_node_is_tied_to_it(run: Run, node: KataNode) -> None:
+    """harvester#6648: both nodes offer the resource."""
+    name = "nvidia.com/AD102_ANY"
+    devices = [harvester("PCIDevice", n, resourceName=name) for n in ("node1", "node2")]
+    vm = guest(name)
+    vm["spec"]["domain"]["devices"]["hostDevices"][0]["name"] = devices[0]["metadata"]["name"]
+    base = kubevirt([permitted(name, externalResourceProvider=True)], GATES)
+    assert rules(run, node, base, *devices, vm) == {"harvester-node"}
+    vm["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node1"}
+    assert rules(run, node, base, *devices, vm) == set()
+
+
+@pytest.mark.parametrize(
+    ("count", "is_external", "is_found"), [(2, True, True), (1, True, False), (2, False, False)]
+)
+def test_an_audio_function_may_take_the_place_of_a_gpu(
+    run: Run, tmp_path: Path, count: int, *, is_external: bool, is_found: bool
+) -> None:
+    """kubevirt-gpu-device-plugin#67: the plugin lists all functions of a group."""
+    node = KataNode(tmp_path / "node", "go")
+    node.add_gpus(2, with_audio=True)
+    name = "nvidia.com/AD102_GEFORCE_RTX_4090"
+    vm = guest(name, "gpus")
+    vm["spec"]["domain"]["devices"]["gpus"] *= count
+    base = kubevirt([permitted(name, externalResourceProvider=is_external)], GATES)
+    assert ("plugin-companions" in rules(run, node, base, vm)) == is_found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.resource_names import kind_of_model
 from vfiomgr.expressions import expression
+from vfiomgr.kata.explain import harvester
 from vfiomgr.kata.explain.context import KataTrace, chain_break, judged
 from vfiomgr.kata.explain.pod import POOL, OtherObject, PodSpec
 from vfiomgr.kata.explain.pools import unmatched
@@ -71,7 +73,7 @@ class ClusterContext(Value):
     pools: tuple[dict[str, Any], ...] = ()
     """Those of the SR-IOV network device plugin in the file."""
     offered: tuple[OtherObject, ...] = ()
-    """The PCIDevices of Harvester in the file."""
+    """The PCIDevices and PCIDeviceClaims of Harvester in the file."""
 
     @property
     def devices(self) -> list[tuple[str, dict[str, Any]]]:
@@ -177,6 +179,44 @@ def _device_names(context: ClusterContext) -> Iterator[Diagnostic]:
                 "name without a dot"
                 if "." in name
                 else "",
+            )
+
+
+def _with_ids(context: ClusterContext, name: object) -> list[PciDevice]:
+    """The functions with the IDs that KubeVirt permits for a resource."""
+    entries = (e for e in context.permitted(_PCI) if e.get("resourceName") == name)
+    wanted = {str(entry.get(_SELECTOR)).lower() for entry in entries}
+    return [device for device in context.host.devices if _selector(device) in wanted]
+
+
+def _of_harvester(context: ClusterContext) -> Iterator[Diagnostic]:
+    pod = context.item.at(*_GUESTS.get(context.item.kind, ("",)))
+    for _, entry in context.devices if isinstance(pod, dict) else ():
+        same = _with_ids(context, entry.get("deviceName"))
+        yield from harvester.findings(context.host, pod, entry, context.offered, same)
+
+
+def _companions(context: ClusterContext) -> Iterator[Diagnostic]:
+    """NVIDIA's plugin lists all functions of a group, and KubeVirt takes addresses in turn.
+
+    Allocate of NVIDIA/kubevirt-gpu-device-plugin before its pull request 191 of July 2026.
+    """
+    counts, host = Counter(name for _, name in context.requested), context.host
+    external = {e.get("resourceName") for e in context.permitted(_PCI) if e.get(_EXTERNAL) is True}
+    for name, count in counts.items():
+        gpus = _with_ids(context, name)
+        members = (m for gpu in gpus for m in host.group_members(gpu.iommu_group) if m not in gpus)
+        other = next((m for m in members if not m.is_bridge), None)
+        is_of_plugin = name in external and name.startswith("nvidia.com/") and not context.offered
+        if other is not None and is_of_plugin and count > 1:
+            yield _may(
+                "plugin-companions",
+                name,
+                f"the guest has {count} of {name}: NVIDIA's plugin of before July 2026 lists all "
+                "functions of a GPU's group, and KubeVirt takes them in turn, so that "
+                f"{other} may take the place of a GPU",
+                "use a newer kubevirt-gpu-device-plugin, one GPU for each guest, or KubeVirt's own "
+                f"plugin ({_EXTERNAL}: false)",
             )
 
 
@@ -334,6 +374,8 @@ RULES: RuleSet[ClusterContext] = register(
             rule(_configuration, "kubevirt-configmap", "kubevirt-gate"),
             rule(_permitted, "kubevirt-permitted"),
             rule(_device_names, "kubevirt-device-name"),
+            rule(_of_harvester, "harvester-moved", "harvester-group", "harvester-node"),
+            rule(_companions, "plugin-companions"),
             rule(_of_host_driver, "pod-host-resource"),
             rule(_not_bound, "kubevirt-not-bound"),
             rule(_cdevs, "kubevirt-cdev"),
@@ -351,8 +393,9 @@ def _what(context: ClusterContext) -> str:
     item = context.item
     if item.kind not in _GUESTS:
         return f"{item.kind} {item.name}" + (f"; {_NOT_CHECKED}" if item.kind == "KubeVirt" else "")
-    names = [name for _, name in context.requested]
-    told = f"requests {', '.join(names) or 'no device'}; {_NOT_CHECKED}"
+    names = Counter(name for _, name in context.requested)
+    shown = (f"{name} ({count})" if count > 1 else name for name, count in names.items())
+    told = f"requests {', '.join(shown) or 'no device'}; {_NOT_CHECKED}"
     if context.kubevirt is None:
         told += (
             f"; {_PERMITTED} and featureGates of KubeVirt (add its object to the file: kubectl "
@@ -378,7 +421,7 @@ def traces(
     kubevirt = next((each for each in others if each.kind == "KubeVirt"), None)
     has_old_map = any((o.kind, o.name) == ("ConfigMap", "kubevirt-config") for o in others)
     pools = tuple(each.data for each in others if each.kind == POOL)
-    offered = tuple(each for each in others if each.kind == "PCIDevice")
+    offered = tuple(each for each in others if each.kind in harvester.KINDS)
     images = tuple(each.image for pod in pods for each in pod.containers)
     has_guests = any(each.kind in _GUESTS for each in others)
     for item in others:
