@@ -143,6 +143,10 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
             "spec.containers[0].resources.claims: 'a' is not a claim in spec.resourceClaims",
         ),
         (
+            "kind: Pod\nspec: {containers: [{name: c, resources: {limit: {a.io/x: 1}}}]}",
+            "spec.containers[0].resources.limit: unknown key 'limit'; use limits, requests, claims",
+        ),
+        (
             "kind: Pod\nspec: {containers: 5}",
             "p.yaml:2:20: spec.containers: containers is not a list",
         ),

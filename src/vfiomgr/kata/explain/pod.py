@@ -222,6 +222,8 @@ _ROLES: tuple[tuple[str, ContainerRole], ...] = (
     ("initContainers", "init container"),
     ("containers", "container"),
 )
+_RESOURCES = ("limits", "requests", "claims")
+"""The fields of ResourceRequirements (staging/src/k8s.io/api/core/v1/types.go)."""
 _TRUE = ("true", "yes", "on", "y")
 """Values for true in kubectl's YAML 1.1."""
 
@@ -405,6 +407,10 @@ class _Reader(Struct):
                 )
 
     def _limits(self, container: Located, base: Path) -> Iterator[tuple[str, str]]:
+        for key, value in self._parts(container, ("resources",), base):
+            if key not in _RESOURCES:
+                here, what = (*base, "resources", key), f"unknown key {key!r}"
+                self._add(value.place, here, what, f"use {', '.join(_RESOURCES)}")
         path = ("resources", "limits")
         found = dict(self._parts(container, path, base))
         for name, value in found.items():
