@@ -13,6 +13,7 @@ import pytest
 
 from tests.lab import desktop, hooked
 from tests.lab import libvirtd as daemon
+from tests.lab.command import vfiomgr
 from tests.lab.deaths import TREE
 from tests.lab.desktop import Screen, until
 from tests.lab.nested import call
@@ -49,6 +50,7 @@ def screen(topology: Topology) -> Iterator[Screen]:
         virsh("define", str(file))
         yield found
         virsh("undefine", hooked.NAME)
+    vfiomgr("libvirt", "hook", "uninstall")
 
 
 @pytest.fixture(autouse=True)
@@ -149,5 +151,6 @@ def test_libvirtd_is_killed_while_the_hook_works(screen: Screen) -> None:
     starting, _ = start_hook(screen)
     since = kill_libvirtd()
     show("libvirtd killed at the start of the guest", screen, since)
-    assert starting.wait() == 1
+    starting.communicate()
+    assert starting.returncode == 1
     daemon.start()
