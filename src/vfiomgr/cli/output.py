@@ -224,7 +224,12 @@ def or_dash(value: object) -> str:
 
 def unknown_users(what: str, *, is_live: bool) -> str:
     """The note for a table with unknown users of devices."""
-    return f"{what}: unknown ({'requires root' if is_live else 'recorded host'})"
+    return f"{what}: {unknown(is_live=is_live)}"
+
+
+def unknown(*, is_live: bool) -> str:
+    """What is said of users that were not read, and why they were not."""
+    return f"unknown ({'requires root' if is_live else 'recorded host'})"
 
 
 _COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}

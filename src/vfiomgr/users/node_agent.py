@@ -325,8 +325,10 @@ def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]
         what = "querying the agent"
         raise NeedsRoot(what, has_plan=False) from None
     except OSError as error:
-        message = f"no agent answers on {path}: {error.strerror or error}"
-        raise HostError(message, "start it with: vfiomgr node run") from None
+        message = f"cannot query the agent on {path}: {error.strerror or error}"
+        raise HostError(
+            message, "start it: systemctl start vfiomgr-node, or vfiomgr node run"
+        ) from None
 
 
 def _exchange(path: str, method: str, page: str, body: bytes, seconds: float) -> tuple[int, bytes]:

@@ -54,7 +54,8 @@ _ABSENT = re.compile(
     r"|\S+ \(Device \S+\) does not support vGPUs in its current state"
     r"|\S+ is not one of the boards that share an ID|\S+ has no vGPU type |cannot look up "
     r"|missing options: --parent and --type|vGPU definition not found|active vGPU not found"
-    r"|--jsonfile \S+: No such file|no agent answers on |cannot use --viommu smmuv3 on a PC: )"
+    r"|--jsonfile \S+: No such file|cannot query the agent on "
+    r"|cannot use --viommu smmuv3 on a PC: )"
 )
 """Examples that need something which the example host lacks: only their words are checked."""
 _SHELL = ("", "sh", "bash", "console")

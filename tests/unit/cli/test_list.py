@@ -98,6 +98,8 @@ def test_what_nobody_can_see_is_not_said_to_be_unused(
     file.write_text(run("snapshot").stdout)
     recorded = run("--snapshot", str(file), "list").stderr
     assert recorded == "USED BY: unknown (recorded host)\n"
+    users = ("in use by ", "unknown (recorded host)")
+    assert all(part in run("--snapshot", str(file), "show", GPU).stdout for part in users)
     assert all(item["users"] is None for item in items_of(run, "--all").values())
     assert run("list", "--columns", "address,state").stderr == ""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.options import READING, flag, session_options
-from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
+from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say, unknown
 from vfiomgr.diagnostic import READ_IT, refuse_if_any
 from vfiomgr.engine.host import tell_of_cut_off_runs
 from vfiomgr.engine.registry import plan
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 _KIB = 1 << 10
 _MOST = 3
 """Lines of one kind at most, so that the output fits on a screen; JSON has all."""
-_UNSEEN = "unknown (requires root on a running host)"
 
 
 @click.command("show")
@@ -76,7 +75,7 @@ def show(session: Session, address: str) -> None:
         print_document("Device", {**_own_facts(device), **facts}, session.format)
         return
     say(str(device))
-    lines = _lines(host, device, facts)
+    lines = _lines(host, device, facts, is_live=session.is_live)
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
         say(f"  {label.ljust(width)}  {text}")
@@ -153,7 +152,7 @@ def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:
 
 
 def _lines(
-    host: HostSnapshot, device: PciDevice, facts: dict[str, object]
+    host: HostSnapshot, device: PciDevice, facts: dict[str, object], *, is_live: bool
 ) -> list[tuple[str, str]]:
     return [
         ("class", f"{device.class_name} [{device.class_code}]"),
@@ -173,7 +172,7 @@ def _lines(
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
         *_for_guests(host, device),
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
-        ("in use by", _held(host, facts["users"])),  # type: ignore[arg-type]
+        ("in use by", _held(host, facts["users"], is_live=is_live)),  # type: ignore[arg-type]
         *_shared(host, device),
         *_left_out(host, device),
         *_readiness(host, device, facts),
@@ -264,10 +263,10 @@ def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
             yield f"{address}: {quotas}"
 
 
-def _held(host: HostSnapshot, users: list[str] | None) -> str:
-    if users is None and host.users.processes is not None:
-        return "unknown"
-    return _UNSEEN if users is None else ", ".join(users) or "nobody"
+def _held(host: HostSnapshot, users: list[str] | None, *, is_live: bool) -> str:
+    if users is None:
+        return "unknown" if host.users.processes is not None else unknown(is_live=is_live)
+    return ", ".join(users) or "nobody"
 
 
 def _power(device: PciDevice) -> str:
