@@ -265,6 +265,7 @@ def test_a_disk_goes_to_a_container_and_returns_with_its_data(disk: str, place: 
     print("\n".join(told))
 
 
+@pytest.mark.thorough
 def test_a_disk_in_use_is_refused_with_its_user_and_bound_when_it_is_free(
     disk: str, place: Path, tmp_path: Path
 ) -> None:

@@ -167,7 +167,8 @@ def test_the_card_is_released_although_the_terminal_ends(screen: Screen) -> None
     until(lambda: screen.is_back)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [1, 4])
+@pytest.mark.thorough
 def test_a_killed_service_brings_the_screen_back_by_itself(screen: Screen, kills: int) -> None:
     duration = Changes(screen).durations[0]
     random = SystemRandom()

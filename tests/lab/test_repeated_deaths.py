@@ -18,6 +18,7 @@ COUNT = 2
 
 
 @pytest.mark.topology("workstation")
+@pytest.mark.thorough
 def test_a_gpu_stays_bound_after_the_request_is_repeated(topology: Topology) -> None:
     deaths.without_problem(deaths.repetitions_of_topology, topology, COUNT)
 
