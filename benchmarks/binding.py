@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DEVICES, _CLAIMS, _FOREIGN = 1000, 100, 4000
 _SLOWEST = 0.99
 _LIMIT, _LATER = 120.0, 10.0
-_BIND, _MEMORY, _GROWTH = 2.0, 100 * 2**20, 4 * 2**20
+_BIND, _MEMORY, _GROWTH = 2.0, 100 * 2**20, 2**20
 """Budgets: seconds, and bytes."""
 _LAYOUT = """\
 version: vfiomgr/v1
@@ -107,6 +107,7 @@ async def _published(place: Path) -> Iterator[Row]:
         )
         seconds = time.perf_counter() - begun
         slices = len(cluster.server.objects("resourceslices"))
+        await asyncio.sleep(_LATER)  # it goes on for some seconds after it has published
         before = memory_of(agent.pid)
         for number in range(_FOREIGN):
             metadata = {"name": f"c{number}", "namespace": "other", "uid": f"other-{number}"}
