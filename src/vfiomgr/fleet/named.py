@@ -31,7 +31,7 @@ def wanted(kind: Kind, text: str) -> Wanted:
     """`2xA40`; without a number 1.
 
     Raises:
-        UsageError: there is no name, or the number is not one from 1 to 9999.
+        UsageError: the name is missing, or the number is not from 1 to 9999.
     """
     match = _COUNTED.fullmatch(text.strip())
     if match is None:

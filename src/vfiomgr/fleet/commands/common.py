@@ -54,7 +54,7 @@ def snapshots_in(places: Iterable[str]) -> list[str]:
     """The files of snapshots in directories.
 
     Raises:
-        UsageError: there is no directory, or no snapshot in them.
+        UsageError: a directory is missing, or none contains a snapshot.
     """
     files = files_in(places)
     if not files:
@@ -87,7 +87,7 @@ def read_fleet(
     """What is derived from the snapshots of directories; what cannot be read is noted.
 
     Raises:
-        UsageError: there is no directory, or no snapshot in them.
+        UsageError: a directory is missing, or none contains a snapshot.
     """
     files = snapshots_in(places)
     known = Index(kind, form, derive, on_note, of_what=of_what)  # type: ignore[type-var]

@@ -45,7 +45,7 @@ def _complete_layout(
 @file_option(
     "--with-layout",
     "layout_file",
-    text="Compare with the layout in FILE instead of those that are installed on the hosts.",
+    text="Compare with the layout in FILE instead of the layouts installed on the hosts.",
 )
 @click.option(
     "--layout",
